@@ -448,7 +448,7 @@ def quantised():
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
     check_error(2, "it is the model's model.safetensors", "convert", "--quantize", "q8_0", here / "whole", here / "whole" / "model.safetensors", "-f")
     for kind in ("q8_0", "q4_k"):
-        check_error(1, "no matrix left to quantize", "convert", "--quantize", kind, here / "mamba1-8", here / "x.safetensors")
+        check_error(1, "no matrix to quantize: each is quantized already", "convert", "--quantize", kind, here / "mamba1-8", here / "x.safetensors")
     check(not (here / "x.safetensors").exists(), "nothing is written")
 
 
@@ -839,6 +839,17 @@ def damaged_mixture():
     check_error(2, "down_prox.weight' is of no part that family", *timed)
 
 
+def kinds_of_layers():
+    """Layers that config.json calls otherwise than their tensors are, or by a name that nobody knows."""
+    for name in ("granite", "qwen3-next", "olmo-hybrid-saved"):
+        own, bad = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hybrids" / name, here / f"{name}-kinds"
+        shutil.copytree(own, bad)
+        config = json.loads((own / "config.json").read_text())
+        for kind in ("sliding_attention", next(k for k in config["layer_types"] if k != config["layer_types"][1])):
+            (bad / "config.json").write_text(json.dumps(config | {"layer_types": [kind if i == 1 else k for i, k in enumerate(config["layer_types"])]}))
+            check_error(2, f"layer 1 is '{kind}'", "generate", bad, "--ids", "-p", "5 6 7", "-n", 3)
+
+
 def little_memory():
     """Prompt and weights that do not fit in memory: one line, no crash."""
     if b"__asan_init" in pathlib.Path(KRAIT).read_bytes():
@@ -919,6 +930,7 @@ refused()
 form_of_A()
 damaged()
 damaged_mixture()
+kinds_of_layers()
 little_memory()
 interrupted()
 finish()

@@ -129,6 +129,7 @@ static int32_t add_delta_layer(const delta_reader *m, int64_t i) {
   kr_lm_config *c = m->r.c;
   kr_lm_mlp_sizes mlp = {.d = c->d};
   const int is_delta = has_delta(m, i), is_post = m->is_olmo && !is_delta;
+  KR_TRY(kr_lm_read_check_kind(&m->r, i, !is_delta));
   KR_TRY(kr_lm_config_add(c, is_delta ? &kr_lm_delta : &kr_lm_attention, i, is_post ? NULL : "norm",
                           is_delta ? (const void *)&m->delta : (const void *)&m->attention));
   if (is_post) kr_lm_config_last(c)->post = "post";

@@ -266,6 +266,15 @@ int kr_lm_is_attention(const char *kind) {
   return kind && (strcmp(kind, "full_attention") == 0 || strcmp(kind, "attention") == 0);
 }
 
+int32_t kr_lm_read_check_kind(const kr_lm_reader *r, int64_t layer, int is_attention) {
+  const char *kind = kr_lm_read_layer_kind(r, "layer_types", layer);
+  const int is_recurrent = kind && (strcmp(kind, "linear_attention") == 0 || strcmp(kind, "mamba") == 0);
+  READ_CHECK(!kind || (is_attention ? kr_lm_is_attention(kind) : is_recurrent),
+             "%s: config.json: layer %lld is '%.40s', which its tensors are not, or which is not supported", r->label,
+             (long long)layer, kind);
+  return KRAIT_OK;
+}
+
 /* ---- rope tables ---- */
 
 typedef struct rope_reader {

@@ -42,6 +42,8 @@ int32_t kr_lm_read_rope(const kr_lm_reader *r, const char *layers, double partia
 /* The kind of a layer under `key`, of both spellings, or NULL. */
 const char *kr_lm_read_layer_kind(const kr_lm_reader *r, const char *key, int64_t layer);
 int kr_lm_is_attention(const char *kind);
+/* Refuses a layer that layer_types calls neither attention nor a recurrence, or not what its tensors are. */
+int32_t kr_lm_read_check_kind(const kr_lm_reader *r, int64_t layer, int is_attention);
 /* The time step must not be limited. */
 int32_t kr_lm_read_time_step(const kr_lm_reader *r, const char *key);
 /* A key that must have this value, or be absent. */

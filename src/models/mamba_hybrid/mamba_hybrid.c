@@ -92,7 +92,7 @@ static const hybrid_kind *find_hybrid_kind(const char *type) {
   return NULL;
 }
 
-/* The tensors say it; lists of layers in the file would say the same. */
+/* The tensors say it; layer_types, if the file has it, must say the same. */
 static int has_attention(const hybrid *h, int64_t layer) { return kr_lm_read_has(&h->r, "q", layer); }
 
 static int64_t first_with(const hybrid *h, int attention) {
@@ -186,6 +186,7 @@ static int32_t add_scaled(kr_lm_config *c, const kr_lm_block_kind *kind, int64_t
 
 static int32_t add_mixers(hybrid *h, int64_t i) {
   kr_lm_config *c = h->r.c;
+  if (!h->kind->is_parallel) KR_TRY(kr_lm_read_check_kind(&h->r, i, has_attention(h, i)));
   if (!h->kind->is_parallel)
     return has_attention(h, i)
                ? kr_lm_config_add(c, &kr_lm_attention, i, "norm", &h->attention)

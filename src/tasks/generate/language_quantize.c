@@ -149,7 +149,8 @@ static int32_t quantise(const kr_model_folder *folder, const char *out_path, out
   for (int64_t i = 0; (item = kr_model_folder_at(folder, i)) != NULL; i++)
     if (kr_model_folder_find(folder, item->name) == item) /* one name in two files: the first is used */
       KR_TRY(add_tensor(o, item, head, is_tied));
-  KR_CHECK(o->n_new > 0, KRAIT_ERR_UNSUPPORTED, "%s has no matrix left to quantize; quantize the original weights",
+  KR_CHECK(o->n_new > 0, KRAIT_ERR_UNSUPPORTED,
+           "%s has no matrix to quantize: each is quantized already, or has rows that are not whole blocks of 32",
            kr_model_folder_label(folder));
   return kr_safetensors_write(out_path, o->items.at, (int64_t)o->items.n,
                               &(kr_metadata){"quantized", o->is_q4k ? "q4_k" : "q8_0"}, 1);
