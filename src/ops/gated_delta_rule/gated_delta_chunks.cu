@@ -9,6 +9,7 @@
 #include "tf32_parts.cuh"
 
 #include "gated_delta_gates.cuh"
+#include "gated_delta_triangle.cuh"
 
 enum {
   TOKENS = KR_DELTA_CHUNK,
@@ -145,16 +146,7 @@ KR_DEV int solve_column(const kr_delta_chunk_params &p, const chunk &s, int64_t 
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) u[t] *= s.beta[t];
   }
-#pragma unroll
-  for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-    for (int t = i / 4 * 4; t < TOKENS; t += 4) {
-      const kr_float4 four = *(const kr_float4 *)(s.solve[i] + t);
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (t + k > i) u[t + k] = kr_fma(-four.v[k], u[i], u[t + k]);
-    }
-  }
+  solve_triangle(s.solve, u);
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) at[t * step] = u[t], any = kr_fma(u[t], 0.0f, any);
   return any == 0.0f;

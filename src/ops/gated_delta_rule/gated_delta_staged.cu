@@ -8,6 +8,7 @@
 #include "pack.cuh"
 
 #include "gated_delta_gates.cuh"
+#include "gated_delta_triangle.cuh"
 
 enum {
   TOKENS = KR_DELTA_TOKENS,
@@ -173,16 +174,7 @@ KR_DEV void solve_stage(stage<DK> &s) {
   if (c >= COLUMNS) return;
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) u[t] = s.u[t][c];
-#pragma unroll
-  for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-    for (int t = i / 4 * 4; t < TOKENS; t += 4) {
-      const kr_float4 four = *(const kr_float4 *)(s.solve[i] + t);
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (t + k > i) u[t + k] = kr_fma(-four.v[k], u[i], u[t + k]);
-    }
-  }
+  solve_triangle(s.solve, u);
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) s.u[t][c] = u[t];
 }
