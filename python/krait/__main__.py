@@ -47,9 +47,10 @@ def report():
     for index, context in _cuda_devices():
         _say("cuda:%d" % index, context if isinstance(context, str) else _load.caps_text(_load.lib().krait_ctx_caps(context)))
     _report_torch()
+    named = {modules[0] for name, (_, modules, _) in _dropin.PACKAGES.items() if name != _dropin.KERNELS}
     for module in _dropin.MODULES:
         text = _dropin.explain(module)
-        if module in _dropin.PACKAGES or not text.startswith("not installed"):
+        if module in named or not text.startswith("not installed"):
             _say(module, text)
     return 0
 

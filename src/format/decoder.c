@@ -6,13 +6,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "clock.h"
 #include "status.h"
 
@@ -22,27 +22,6 @@ static atomic_int limit_ms = LIMIT_MS;
 void kr_decoder_use_limit(int ms) { atomic_store(&limit_ms, ms); }
 
 /* ---- the child ---- */
-/* In a process group of its own, so that Ctrl-C reaches only this process, which then closes the pipe; with no signal
- * blocked or ignored. */
-static int spawn(kr_decoder *d, const char *const *words, int from, int out, int errors) {
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  sigset_t none, all;
-  sigemptyset(&none), sigfillset(&all);
-  int error = posix_spawn_file_actions_init(&actions);
-  if (error) return error;
-  if ((error = posix_spawnattr_init(&attributes)) == 0) {
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-    posix_spawnattr_setsigmask(&attributes, &none), posix_spawnattr_setsigdefault(&attributes, &all);
-    error = posix_spawn_file_actions_adddup2(&actions, from, 0);
-    if (!error) error = posix_spawn_file_actions_adddup2(&actions, out, 1);
-    if (!error) error = posix_spawn_file_actions_adddup2(&actions, errors, 2);
-    if (!error) error = posix_spawnp(&d->pid, words[0], &actions, &attributes, (char *const *)words, environ);
-    posix_spawnattr_destroy(&attributes);
-  }
-  posix_spawn_file_actions_destroy(&actions);
-  return error;
-}
 
 /* Above the standard descriptors, which the child's replace one after the other. */
 static int open_pipe(int ends[2]) {
@@ -82,7 +61,7 @@ int32_t kr_decoder_begin(kr_decoder *d, const char *const *words, int from, cons
     return kr_fail_os(KRAIT_ERR_FILE_READ, os_errno, "no pipe to read %s", name);
   }
   const int again = fcntl(from, F_DUPFD_CLOEXEC, 3);
-  const int error = again < 0 ? errno : spawn(d, words, again, out[1], errors[1]);
+  const int error = again < 0 ? errno : kr_child_start(words, (const int[]){again, out[1], errors[1]}, 3, &d->pid);
   if (again >= 0) close(again);
   close(out[1]), close(errors[1]);
   d->out = out[0], d->errors = errors[0];

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "child.h"
 #include "relay.h"
 #include "status.h"
 
@@ -119,28 +119,6 @@ static void make_command(command *c, const char *path, int kind, const kr_film_l
 
 /* ---- the child ---- */
 
-static int spawn_encoder(kr_film_out *out, const command *c, int from, int frames, int errors) {
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  sigset_t none, all;
-  sigemptyset(&none), sigfillset(&all);
-  int error = posix_spawn_file_actions_init(&actions);
-  if (error) return error;
-  if ((error = posix_spawnattr_init(&attributes)) == 0) {
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-    posix_spawnattr_setsigmask(&attributes, &none), posix_spawnattr_setsigdefault(&attributes, &all);
-    error = posix_spawn_file_actions_adddup2(&actions, from, 0);
-    if (!error) error = posix_spawn_file_actions_adddup2(&actions, errors, 2);
-    if (!error) error = posix_spawn_file_actions_adddup2(&actions, frames, 3);
-    if (!error && out->to >= 0) error = posix_spawn_file_actions_adddup2(&actions, out->to, 4);
-    if (!error)
-      error = posix_spawnp(&out->pid, c->words[0], &actions, &attributes, (char *const *)c->words, environ);
-    posix_spawnattr_destroy(&attributes);
-  }
-  posix_spawn_file_actions_destroy(&actions);
-  return error;
-}
-
 /* Above the descriptors that the child's replace. */
 static int lift(int fd) {
   const int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, ABOVE);
@@ -159,7 +137,10 @@ static int32_t start(kr_film_out *out, const command *c, int from) {
   int frames[2] = {-1, -1}, errors[2] = {-1, -1};
   const int again = fcntl(from, F_DUPFD_CLOEXEC, ABOVE);
   int error = again < 0 || open_pair(frames) != 0 || open_pair(errors) != 0 ? errno : 0;
-  if (!error) error = spawn_encoder(out, c, again, frames[1], errors[1]);
+  if (!error) {
+    const int ends[] = {again, -1, errors[1], frames[1], out->to};
+    error = kr_child_start(c->words, ends, sizeof ends / sizeof *ends, &out->pid);
+  }
   if (again >= 0) close(again);
   if (frames[1] >= 0) close(frames[1]);
   if (errors[1] >= 0) close(errors[1]);
