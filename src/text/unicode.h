@@ -9,7 +9,7 @@ int kr_is_letter(uint32_t code); /* \p{L} */
 int kr_is_number(uint32_t code); /* \p{N} */
 int kr_is_mark(uint32_t code);   /* \p{M} */
 int kr_is_space(uint32_t code);  /* \s: White_Space */
-int kr_is_punctuation(uint32_t code); /* \p{P}, and of ASCII also the symbols */
+int kr_is_punctuation(uint32_t code); /* \p{P} of Unicode 8, and of ASCII also the symbols */
 int kr_is_word(uint32_t code);        /* \w, as far as letters, marks, numbers and connectors go */
 int kr_letter_case(uint32_t code);    /* 1: upper or title case, -1: lower, 0: neither */
 

@@ -112,6 +112,15 @@ static void cuts(void **state) {
   assert_cut(KR_SPLIT_O200K, "fooBar's WE'VE 1234", "foo|Bar's| WE'VE| |123|4");
 }
 
+/* As the original library has it: by Unicode 8, whatever came or changed since. */
+static void punctuation_of_unicode_8(void **state) {
+  static const uint32_t is[] = {'!', '$', '~', 0xa1, 0x2019, 0x166d, 0x111c9, 0x3002, 0x1da8b},
+                        is_not[] = {'0', 'a', ' ', 0xa0, 0xa6, 0xa2, 0x61d, 0xa76, 0x2e43, 0x1e95e, 0x1da8c, 0x10ffff};
+  (void)state;
+  for (size_t i = 0; i < sizeof is / sizeof *is; i++) assert_true(kr_is_punctuation(is[i]));
+  for (size_t i = 0; i < sizeof is_not / sizeof *is_not; i++) assert_false(kr_is_punctuation(is_not[i]));
+}
+
 /* ---- a small tokenizer ---- */
 
 typedef struct options {
@@ -726,6 +735,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(form_c),
       cmocka_unit_test(long_runs_of_marks),
       cmocka_unit_test(cuts),
+      cmocka_unit_test(punctuation_of_unicode_8),
       cmocka_unit_test(merges_by_rank),
       cmocka_unit_test(a_pair_that_comes_twice),
       cmocka_unit_test(added_tokens_come_first),
