@@ -329,7 +329,7 @@ def test_report():
     done = subprocess.run([sys.executable, "-m", "krait"], capture_output=True, text=True,
                           env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
     assert done.returncode == 0, done.stderr
-    for word in ("krait ", "library", "cpu", "torch", "mamba_ssm"):
+    for word in ("krait ", "library", "cpu", "torch", "causal_conv1d", "mamba_ssm", "flash_attn", "fla "):
         assert any(line.startswith(word) for line in done.stdout.splitlines()), word
 
 
