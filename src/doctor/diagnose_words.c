@@ -486,6 +486,35 @@ static int is_of_other_maker(const doc *d, const doc_hit *hit) {
          (*hit->rule->id == 'K' || kr_tables_has_word("D01 D02 D03 D08 D10 B10 B01 B02 B11", hit->rule->id));
 }
 
+/* A companion of torch that wants its CUDA libraries, beside a torch for the CPU. */
+static int fill_companion(const doc *d, const doc_hit *hit, kr_list *keys, const char *package) {
+  const char *lost = doc_taken(hit, "lost");
+  if (!words_begins(lost, "libc10_cuda") && strcmp(lost, "libtorch_cuda.so") != 0) return 0;
+  const char *version =
+      doc_companion_column(package) && *d->target.torch ? doc_command(d, "companion", package, "", "") : "";
+  put_words(d, keys, "cpu_companion",
+      *version ? kr_arena_print(d->arena,
+                                "or, for the CPU: pip install --no-deps --force-reinstall %s==%s --index-url "
+                                "https://download.pytorch.org/whl/cpu",
+                                package, version)
+               : "");
+  return 1;
+}
+
+/* The library is there: what it needs is not. */
+static int is_library_of_cudnn(const doc *d, const doc_hit *hit) {
+  kr_list lost = KR_LIST(const char *);
+  return !doc_match(d, "Error: %w{x}: cannot open", hit->line, &lost) || words_begins(DOC_TEXT(lost, 1), "libcudnn");
+}
+
+/* A process that was forked after CUDA began. */
+static int fill_spawn(const doc *d, const doc_hit *hit, kr_list *keys) {
+  if (strstr(hit->line, "initialization error") && !has(d, "fork") && !has(d, "ultiprocess")) return 0;
+  put_words(d, keys, "spawn", has(d, "vllm") ? "export VLLM_WORKER_MULTIPROC_METHOD=spawn"
+                                       : "in your code, first: torch.multiprocessing.set_start_method(\"spawn\")");
+  return 1;
+}
+
 int doc_fill_words(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   if (is_of_other_maker(d, hit)) return 0;
   if (*hit->rule->id == 'A') return fill_amd(d, hit, keys, package);
@@ -525,32 +554,13 @@ int doc_fill_words(const doc *d, const doc_hit *hit, kr_list *keys, const char *
   if (is_for_words(hit, "D02")) return fill_no_driver(d, hit, keys);
   if (is_for_words(hit, "D14")) return fill_mac(d, hit, keys, package);
   if (is_for_words(hit, "P08")) return fill_slow(d, keys, package);
-  if (is_for_words(hit, "P10")) {
-    const char *lost = doc_taken(hit, "lost");
-    if (!words_begins(lost, "libc10_cuda") && strcmp(lost, "libtorch_cuda.so") != 0) return 0;
-    const char *version =
-        doc_companion_column(*package) && *d->target.torch ? doc_command(d, "companion", *package, "", "") : "";
-    put_words(d, keys, "cpu_companion",
-        *version ? kr_arena_print(d->arena,
-                                  "or, for the CPU: pip install --no-deps --force-reinstall %s==%s --index-url "
-                                  "https://download.pytorch.org/whl/cpu",
-                                  *package, version)
-                 : "");
-  }
-  if (is_for_words(hit, "L09")) { /* the library is there: what it needs is not */
-    kr_list lost = KR_LIST(const char *);
-    if (doc_match(d, "Error: %w{x}: cannot open", hit->line, &lost) && !words_begins(DOC_TEXT(lost, 1), "libcudnn"))
-      return 0;
-  }
+  if (is_for_words(hit, "P10")) return fill_companion(d, hit, keys, *package);
+  if (is_for_words(hit, "L09")) return is_library_of_cudnn(d, hit);
   if (is_for_words(hit, "R11") && strcmp(*package, "tensorflow") == 0) put_words(d, keys, "any_cpu", "tensorflow");
   if (is_for_words(hit, "P09")) return fill_deepspeed(d, hit, keys, package);
   if (is_for_words(hit, "P03")) return fill_module(d, hit, keys, package);
   if (is_for_words(hit, "L02")) return *doc_taken(hit, "thp") || is_torch_base(doc_taken(hit, "lost"));
   if (is_for_words(hit, "R13")) fill_shared_memory(d, keys);
-  if (is_for_words(hit, "R16")) {
-    if (strstr(hit->line, "initialization error") && !has(d, "fork") && !has(d, "ultiprocess")) return 0;
-    put_words(d, keys, "spawn", has(d, "vllm") ? "export VLLM_WORKER_MULTIPROC_METHOD=spawn"
-                                         : "in your code, first: torch.multiprocessing.set_start_method(\"spawn\")");
-  }
+  if (is_for_words(hit, "R16")) return fill_spawn(d, hit, keys);
   return 1;
 }

@@ -337,10 +337,86 @@ static void print_unknown_log(printer *p) {
          0);
 }
 
+/* n: how many of each severity were shown. Returns the first. */
+static const doc_finding *print_findings(printer *p, int *n) {
+  const krait_report *d = p->d;
+  const doc_finding *first = NULL;
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
+    if (!doc_is_shown(d, f)) continue;
+    n[f->severity]++;
+    if (!first) first = f;
+    print_finding(p, f);
+  }
+  return first;
+}
+
+/* What was not read or not judged, and why there is nothing to say. */
+static void print_unjudged(printer *p, const int *n) {
+  const krait_report *d = p->d;
+  if (d->found->n_unreached && !d->options.all)
+    wrap(p, "[ ] ", 4,
+         kr_arena_print(d->arena, "%d finding%s about files that no import in the log reaches: --all shows %s.",
+                        d->found->n_unreached, d->found->n_unreached > 1 ? "s" : "",
+                        d->found->n_unreached > 1 ? "them" : "it"),
+         0);
+  for (size_t i = 0; i < d->found->unreadable.n; i++) wrap(p, "[?] ", 4, DOC_TEXT(d->found->unreadable, i), 0);
+  if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(p);
+  if (!d->evidence.files.n && !d->evidence.builds.n && !d->found->findings.n && !d->found->n_pins && !d->log.given &&
+      !d->evidence.is_nowhere && !d->found->unreadable.n)
+    wrap(p, "[ ] ", 4, "Nothing to inspect was found there.", 0);
+  if (d->found->n_pins && !d->found->findings.n && !d->found->notes.n)
+    wrap(p, "[ ] ", 4,
+         kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.",
+                        d->found->n_pins),
+         0);
+  for (size_t i = 0; i < d->found->unjudged.n; i++)
+    wrap(p, "[ ] ", 4,
+         kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.",
+                        DOC_TEXT(d->found->unjudged, i)),
+         0);
+  if (d->evidence.is_nowhere)
+    wrap(p, "[ ] ", 4,
+         "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
+  if (!d->target.gpus.n && !d->options.n_paths && !d->options.log && !d->evidence.is_nowhere)
+    wrap(p, "[ ] ", 4,
+         kr_arena_print(d->arena,
+                        "Inspected: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu "
+                        "libraries of the environment above. For another GPU: krait doctor --gpu \"RTX 5090\".",
+                        d->evidence.packages.n, d->evidence.files.n),
+         0);
+}
+
+static void print_remarks(printer *p, const int *n) {
+  const krait_report *d = p->d;
+  if (is_healthy(d) && !n[0] && !n[1])
+    wrap(p, "[ ] ", 4, kr_arena_print(d->arena, "Nothing is wrong: what was inspected runs on %s.", print_gpus(d)), 0);
+  if (d->evidence.files.n && !holds_code(d) && !d->found->unreadable.n && !n[0])
+    wrap(p, "[ ] ", 4,
+         kr_arena_print(d->arena, "%zu file%s inspected: no GPU code.", d->evidence.files.n,
+                        d->evidence.files.n > 1 ? "s" : ""),
+         0);
+  if (!doc_main_cc(d) && d->found->n_pins)
+    wrap(p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
+  if (!doc_main_cc(d) && holds_code(d))
+    wrap(p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
+}
+
+static void print_verdict(printer *p, const int *n, int32_t exit_status) {
+  const krait_report *d = p->d;
+  if (d->log.given && d->log.is_crash && !n[0]) /* never a success */
+    kr_text_print(&p->out, "The crash is not explained%s. Exit %d.", n[1] ? ", only warned of" : "", exit_status);
+  else if (d->found->n_unjudged && !n[0])
+    kr_text_print(&p->out, "No problem in what was judged; %d package%s with GPU code could not be. Exit %d.",
+                  d->found->n_unjudged, d->found->n_unjudged == 1 ? "" : "s", exit_status);
+  else
+    kr_text_print(&p->out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1],
+                  n[1] == 1 ? "" : "s", exit_status);
+}
+
 const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   if (!d) return "";
   printer p = {.d = d, .out = kr_text_begin(d->arena), .fixes = KR_LIST(const char *), .color = color};
-  const doc_finding *first = NULL;
   int n[3] = {0};
   print_first(&p);
   print_first_unknown(&p);
@@ -349,64 +425,10 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   print_good_files(&p);
   print_tiers(&p);
   print_inventory(&p);
-  for (size_t i = 0; i < d->found->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
-    if (!doc_is_shown(d, f)) continue;
-    n[f->severity]++;
-    if (!first) first = f;
-    print_finding(&p, f);
-  }
-  if (d->found->n_unreached && !d->options.all)
-    wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "%d finding%s about files that no import in the log reaches: --all shows %s.",
-                        d->found->n_unreached, d->found->n_unreached > 1 ? "s" : "",
-                        d->found->n_unreached > 1 ? "them" : "it"),
-         0);
-  for (size_t i = 0; i < d->found->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->found->unreadable, i), 0);
-  if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
-  if (!d->evidence.files.n && !d->evidence.builds.n && !d->found->findings.n && !d->found->n_pins && !d->log.given &&
-      !d->evidence.is_nowhere && !d->found->unreadable.n)
-    wrap(&p, "[ ] ", 4, "Nothing to inspect was found there.", 0);
-  if (d->found->n_pins && !d->found->findings.n && !d->found->notes.n)
-    wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.",
-                        d->found->n_pins),
-         0);
-  for (size_t i = 0; i < d->found->unjudged.n; i++)
-    wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.",
-                        DOC_TEXT(d->found->unjudged, i)),
-         0);
-  if (d->evidence.is_nowhere)
-    wrap(&p, "[ ] ", 4,
-         "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
-  if (!d->target.gpus.n && !d->options.n_paths && !d->options.log && !d->evidence.is_nowhere)
-    wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena,
-                        "Inspected: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu "
-                        "libraries of the environment above. For another GPU: krait doctor --gpu \"RTX 5090\".",
-                        d->evidence.packages.n, d->evidence.files.n),
-         0);
-  if (is_healthy(d) && !n[0] && !n[1])
-    wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Nothing is wrong: what was inspected runs on %s.", print_gpus(d)), 0);
-  if (d->evidence.files.n && !holds_code(d) && !d->found->unreadable.n && !n[0])
-    wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "%zu file%s inspected: no GPU code.", d->evidence.files.n,
-                        d->evidence.files.n > 1 ? "s" : ""),
-         0);
-  if (!doc_main_cc(d) && d->found->n_pins)
-    wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
-  if (!doc_main_cc(d) && holds_code(d))
-    wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
-  if (d->log.given && d->log.is_crash && !n[0]) /* never a success */
-    kr_text_print(&p.out, "The crash is not explained%s. Exit %d.", n[1] ? ", only warned of" : "",
-                  krait_report_exit(d, strict));
-  else if (d->found->n_unjudged && !n[0])
-    kr_text_print(&p.out, "No problem in what was judged; %d package%s with GPU code could not be. Exit %d.",
-                  d->found->n_unjudged, d->found->n_unjudged == 1 ? "" : "s", krait_report_exit(d, strict));
-  else
-    kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1],
-                  n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
+  const doc_finding *first = print_findings(&p, n);
+  print_unjudged(&p, n);
+  print_remarks(&p, n);
+  print_verdict(&p, n, krait_report_exit(d, strict));
   if (first) kr_text_print(&p.out, " krait doctor --explain %s explains the rule.", first->rule->id);
   kr_text_print(&p.out, "\n");
   return p.out.at;
