@@ -284,6 +284,29 @@ static void no_candidate(void **state) {
   krait_lm_close(&lm);
 }
 
+/* A session whose logits are no numbers after a step refuses; one that was in the same step goes on as if alone. */
+static void no_numbers(void **state) {
+  static picture want, got;
+  krait_lm *lm = open_sessions_model("mamba1");
+  (void)state;
+  for (int together = 0; together < 2; together++) {
+    krait_lm_session *s[2] = {open_session(lm, 1, 0), open_session(lm, 1, 0)};
+    WORKS(krait_lm_prefill(s[0], "the rain", 8, 0));
+    WORKS(krait_lm_load(s[1], in_folder("damaged.state")));
+    for (int i = 0; i < 2; i++) WORKS(krait_lm_step(&s[i], 1)); /* from logits that are there */
+    const int64_t before = krait_lm_n_tokens(s[1]);
+    for (int again = 0; again < 2 && together; again++) {
+      assert_int_equal(krait_lm_step(s, 2), KRAIT_ERR_WEIGHTS);
+      assert_non_null(strstr(krait_error_detail(), "not finite"));
+      assert_int_equal(krait_lm_n_tokens(s[1]), before);
+    }
+    continue_and_look(lm, s[0], 0, together ? &got : &want);
+    krait_lm_session_close(&s[0]), krait_lm_session_close(&s[1]);
+  }
+  assert_alike("beside a damaged session", &got, &want, 1e-5);
+  krait_lm_close(&lm);
+}
+
 /* ---- a describer ---- */
 
 static void answer(krait_describer *d, char *text) {
@@ -513,7 +536,8 @@ int main(int argc, char **argv) {
   if (chdir(folder) != 0) return 2;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(starts_again),            cmocka_unit_test(belongs_to_its_model),
-      cmocka_unit_test(no_candidate),            cmocka_unit_test(describes),
+      cmocka_unit_test(no_candidate),            cmocka_unit_test(no_numbers),
+      cmocka_unit_test(describes),
       cmocka_unit_test(every_failed_allocation), cmocka_unit_test(random_sequences)};
   return cmocka_run_group_tests(tests, begin_sessions, end_sessions);
 }

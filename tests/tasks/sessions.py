@@ -59,6 +59,8 @@ def make_states(folder, krait):
     shutil.copy(folder / "mamba2-short.state", folder / "short.state")
     metadata, tensors = read(folder / "mamba1.state")
     n = tensors["logits"][1][0]
+    _, shape, blob = tensors["ssm.0"]
+    write(folder / "damaged.state", metadata, {**tensors, "ssm.0": ("F32", shape, struct.pack("<f", float("nan")) * (len(blob) // 4))})
     for name, value in (("lowest", -3.4e38), ("highest", 3.4e38)):  # all tokens have occurred
         write(folder / f"{name}.state", metadata, {**tensors, "logits": ("F32", [n], struct.pack(f"<{n}f", *[value] * n)), "ids": ("I32", [n], struct.pack(f"<{n}i", *range(n)))})
 
