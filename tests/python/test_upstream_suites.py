@@ -1,5 +1,6 @@
 """tools/upstream-suites on a made-up upstream: cases drawn, failures explained or not, files that do not import or crash."""
 
+import json
 import os
 import subprocess
 import sys
@@ -39,6 +40,16 @@ def test_draws_cases(tmp_path):
     code, text = _run(tmp_path, "")
     line = next(line for line in text.splitlines() if line.startswith("one/tests/test_many.py ")).split()
     assert code == 0 and int(line[1]) > 3 and line[1] == line[2] and line[3:6] == ["0", "0", "1"], text
+
+
+def test_each_value_is_seen_first(tmp_path):
+    """The first twelve cases of a function have all values of its parameters."""
+    _write(tmp_path, "one/tests/test_values.py", "import pytest\n@pytest.mark.parametrize('a', list(range(12)))\n@pytest.mark.parametrize('b', list('pqrst'))\n"
+           "@pytest.mark.parametrize('c,d', [(0, 1), (2, 3), (4, 5)])\ndef test_values(a, b, c, d):\n    pass\n")
+    code, text = _run(tmp_path, "", "--records", str(tmp_path / "records"))
+    cases = [json.loads(line)["case"] for line in open(tmp_path / "records")]
+    seen = {value for case in cases[:12] for value in case[case.index("[") + 1:-1].split(",")}
+    assert code == 0 and len(cases) == len(set(cases)) == 180 and len(seen) == 12 + 5 + 3 + 3, (seen, len(cases), text)
 
 
 def test_failures_need_a_reason(tmp_path):

@@ -1,5 +1,6 @@
-"""A pytest plugin for tools/upstream-suites: draws cases of each test function at random, runs them in turn until the time
-is over, and writes one record per case. On a CPU it answers what the tests ask of torch.cuda, and "cuda" means the CPU."""
+"""A pytest plugin for tools/upstream-suites: draws cases of each test function, at first so that each value of every parameter
+is seen, then at random, runs them in turn until the time is over, and writes one record per case. On a CPU it answers what the
+tests ask of torch.cuda, and "cuda" means the CPU."""
 
 import collections
 import importlib.machinery
@@ -104,6 +105,17 @@ def _case(axes, number):
     return pytest.param(*values, marks=marks, id=",".join(labels))
 
 
+def _each_value_once(draw, sizes):
+    """Numbers of combinations, as many as the longest axis has values: each value of every axis is in one of them."""
+    orders, numbers = [draw.sample(range(size), size) for size in sizes], []
+    for at in range(max(sizes)):
+        number = 0
+        for order in reversed(orders):
+            number = number * len(order) + order[at % len(order)]
+        numbers.append(number)
+    return numbers
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc):
     own = metafunc.definition.own_markers
@@ -115,7 +127,8 @@ def pytest_generate_tests(metafunc):
     own[:] = [mark for mark in own if mark.name != "parametrize"]
     draw = random.Random("%d %s" % (_PLAN["seed"], metafunc.function.__name__))
     most = max(20, int(_CASES_A_SECOND * _PLAN["seconds"]))
-    numbers = draw.sample(range(total), min(total, most))
+    firsts = _each_value_once(draw, [len(rows) for _, rows in axes])
+    numbers = firsts + [number for number in draw.sample(range(total), min(total, most)) if number not in firsts]
     mine = numbers[_PLAN["part"]::_PLAN["parts"]]
     metafunc.parametrize([name for names, _ in axes for name in names], [_case(axes, number) for number in mine])
 
