@@ -1,5 +1,5 @@
 /* extremes.c: cases not drawn by the checker, for every operator: NaN or infinity in the inputs, elements more than
- * 2^31 apart, outputs that are inputs. */
+ * 2^31 apart, outputs that are inputs. KR_EMULATED: NaN alone, on the emulator's GPU: extremes LIBCUDA OPERATOR... */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +13,12 @@
 
 static krait_ctx *open_extremes_ctx(int n_threads) {
   krait_ctx *ctx;
-  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
+#ifdef KR_EMULATED
+  const int32_t device = KRAIT_DEVICE_CUDA(0);
+#else
+  const int32_t device = KRAIT_DEVICE_CPU;
+#endif
+  krait_ctx_options options = {.size = sizeof options, .device = device, .n_threads = n_threads};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   return ctx;
 }
@@ -342,6 +347,32 @@ static void outputs_that_are_inputs(void **state) {
   krait_ctx_close(&ctx);
 }
 
+#ifdef KR_EMULATED
+static char **op_names;
+
+/* By every tier's implementations: those of a GPU of 9.0, and of one without tensor cores for bfloat16. */
+static void nan_spreads_on_gpus(void **state) {
+  static const char *const devices[] = {"capability=90,shared=232448,multiprocessors=16,together=1",
+                                        "capability=75,shared=65536,multiprocessors=16,together=1"};
+  kr_case *c = malloc(sizeof *c);
+  (void)state;
+  for (int d = 0; d < 2; d++) {
+    setenv("KR_FAKE_CUDA", devices[d], 1);
+    krait_ctx *ctx = open_extremes_ctx(1);
+    for (char **name = op_names; *name; name++)
+      for (int64_t index = 0, n = n_cases() / 3; index < n; index++) spread(ctx, kr_op_find(*name), c, index, NAN);
+    krait_ctx_close(&ctx);
+  }
+  free(c);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 3) return 2;
+  setenv("KRAIT_LIBCUDA", argv[1], 1), op_names = argv + 2;
+  const struct CMUnitTest tests[] = {cmocka_unit_test(nan_spreads_on_gpus)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
+#else
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(nan_spreads_as_in_the_reference), cmocka_unit_test(infinity_spreads_as_in_the_reference),
@@ -349,3 +380,4 @@ int main(void) {
       cmocka_unit_test(outputs_that_are_inputs)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
+#endif

@@ -13,6 +13,7 @@
 #ifndef KR_LANES_RUN
 #define KR_LANES_RUN 16
 #endif
+#define KR_LANES_FORGET 0x7fffffffu /* NaN: see join_up */
 enum {
   RUN = KR_LANES_RUN,
   QUARTERS = RUN / 4,
@@ -355,41 +356,45 @@ KR_DEV uint32_t run_marks(const kr_scan_params &p, const lanes_place &w, int64_t
 
 /* ---- states ---- */
 
+/* One step of join_up or join_down; WHERE: the predicate of lanes with a neighbour. */
+#define KR_LANES_JOIN(WAY, WHERE, ENDS)                                                                       \
+  asm volatile("{ .reg .pred p, q; .reg .f32 s, t; shfl.sync." WAY ".b32 s|p, %0, %2, %3, 0xffffffff;\n"      \
+               "shfl.sync." WAY ".b32 t, %1, %2, %3, 0xffffffff;\n" WHERE " fma.rn.ftz.f32 %0, %1, s, %0;\n" \
+               "@p mul.rn.ftz.f32 %1, %1, t; }"                                                               \
+               : "+f"(x), "+f"(decay)                                                                         \
+               : "n"(d), "n"(ENDS))
+
 /* Inclusive scan over a channel's lanes: on entry x is the state after the lane's run from its own inputs (lane 0: from
- * the true first state) and decay the run's total decay; on return x is the true state after the run. */
-KR_DEV void join_up(const int TT, int lane, float &x, float &decay) {
+ * the true first state) and decay the run's total decay; on return x is the true state after the run. RESETS: a decay
+ * that is NaN says that the run forgets what was before it, which may be NaN, too; NaN stays NaN when it is multiplied,
+ * so runs joined with such a one forget as well. */
+KR_DEV void join_up(const int TT, const int RESETS, int lane, float &x, float &decay) {
 #pragma unroll
   for (int d = 1; d < TT; d <<= 1) {
 #ifdef KR_EMULATE
     const float before = kr_shuffle_up(x, d, TT), before_decay = kr_shuffle_up(decay, d, TT);
-    if (lane >= d) x = kr_fma(decay, before, x), decay *= before_decay;
+    if (lane >= d && !(RESETS && decay != decay)) x = kr_fma(decay, before, x);
+    if (lane >= d) decay *= before_decay;
 #else
     (void)lane;
-    asm volatile(
-        "{ .reg .pred p; .reg .f32 s, t; shfl.sync.up.b32 s|p, %0, %2, %3, 0xffffffff; shfl.sync.up.b32 t, %1, %2, %3, "
-        "0xffffffff;\n"
-        "@p fma.rn.ftz.f32 %0, %1, s, %0; @p mul.rn.ftz.f32 %1, %1, t; }"
-        : "+f"(x), "+f"(decay)
-        : "n"(d), "n"((32 - TT) << 8));
+    if (RESETS) KR_LANES_JOIN("up", "setp.num.and.f32 q, %1, %1, p; @q", (32 - TT) << 8);
+    else KR_LANES_JOIN("up", "@p", (32 - TT) << 8);
 #endif
   }
 }
 
 /* The same from the last lane. */
-KR_DEV void join_down(const int TT, int lane, float &x, float &decay) {
+KR_DEV void join_down(const int TT, const int RESETS, int lane, float &x, float &decay) {
 #pragma unroll
   for (int d = 1; d < TT; d <<= 1) {
 #ifdef KR_EMULATE
     const float after = kr_shuffle_down(x, d, TT), after_decay = kr_shuffle_down(decay, d, TT);
-    if (lane + d < TT) x = kr_fma(decay, after, x), decay *= after_decay;
+    if (lane + d < TT && !(RESETS && decay != decay)) x = kr_fma(decay, after, x);
+    if (lane + d < TT) decay *= after_decay;
 #else
     (void)lane;
-    asm volatile(
-        "{ .reg .pred p; .reg .f32 s, t; shfl.sync.down.b32 s|p, %0, %2, %3, 0xffffffff; shfl.sync.down.b32 t, %1, %2, "
-        "%3, 0xffffffff;\n"
-        "@p fma.rn.ftz.f32 %0, %1, s, %0; @p mul.rn.ftz.f32 %1, %1, t; }"
-        : "+f"(x), "+f"(decay)
-        : "n"(d), "n"((32 - TT) << 8 | 31));
+    if (RESETS) KR_LANES_JOIN("down", "setp.num.and.f32 q, %1, %1, p; @q", (32 - TT) << 8 | 31);
+    else KR_LANES_JOIN("down", "@p", (32 - TT) << 8 | 31);
 #endif
   }
 }
@@ -419,9 +424,20 @@ KR_DEV float sum_of_lanes(const int TT, float v) {
   return v;
 }
 
+/* Whether a sequence begins in the warp's part of the tile. */
+KR_DEV int tile_resets(const int PACKED, uint32_t marks) {
+  return PACKED && sum_of_lanes(32, marks & 0xffff ? 1.0f : 0.0f) > 0;
+}
+
+/* The state after step k; RESETS: from what is added alone where a sequence begins (a decay of 0 would keep NaN). */
+KR_DEV float step_state(const int RESETS, uint32_t marks, int k, float a, float x, float b) {
+  const float after = kr_fma(a, x, b);
+  return RESETS && marks >> k & 1 ? b : after;
+}
+
 /* One state of a run: decays and inputs of its steps, the states after and before it. carry goes from the state before
- * the tile to the state after it. */
-KR_DEV float join_state(const lanes_place &w, const int TT, const int PACKED, const float (&B)[RUN], float A,
+ * the tile to the state after it. RESETS: a sequence may begin in the tile. */
+KR_DEV float join_state(const lanes_place &w, const int TT, const int RESETS, const float (&B)[RUN], float A,
                         float *carry, uint32_t marks, float sum_dt, const float (&dt)[RUN], const float (&du)[RUN],
                         float (&a)[RUN], float (&b)[RUN]) {
   const float first = *carry;
@@ -429,12 +445,11 @@ KR_DEV float join_state(const lanes_place &w, const int TT, const int PACKED, co
 #pragma unroll
   for (int k = 0; k < RUN; k++) {
     a[k] = kr_exp2(dt[k] * A);
-    if (PACKED && marks >> k & 1) a[k] = 0.0f;
     b[k] = du[k] * B[k];
-    x = kr_fma(a[k], x, b[k]);
+    x = step_state(RESETS, marks, k, a[k], x, b[k]);
   }
-  if (PACKED && marks & 0xffff) decay = 0.0f;
-  join_up(TT, w.lane, x, decay);
+  if (RESETS && marks & 0xffff) decay = kr_bits_to_float(KR_LANES_FORGET);
+  join_up(TT, RESETS, w.lane, x, decay);
   const float before = kr_shuffle_up(x, 1, TT);
   kr_sync_warp(); /* all lanes have read it */
   if (w.lane == TT - 1) *carry = x;
@@ -466,6 +481,7 @@ KR_DEV void sweep_lanes(const kr_scan_params &p, const int TT, const int DIRECT,
     expect_run(w, p.u, t0 + TT * RUN);
     expect_run(w, p.delta, t0 + TT * RUN);
     const uint32_t marks = PACKED ? run_marks(p, w, t0) : 0;
+    const int resets = tile_resets(PACKED, marks);
     if (KEEP) {
       const int64_t kept = w.b * p.n_kept + t0 / (TT * RUN);
       kr_sync_warp();
@@ -487,10 +503,12 @@ KR_DEV void sweep_lanes(const kr_scan_params &p, const int TT, const int DIRECT,
       const float *row = s_bc;
 #pragma unroll 1
       for (int n = n0; n < n0 + n_states; n++, row += row_floats(TT)) {
-        float a[RUN], b[RUN], B[RUN];
+        float a[RUN], b[RUN], B[RUN], *const carry = s_carry + n * SLOTS + w.slot;
         read_run(row, TT, w.lane, B);
-        join_state(w, TT, PACKED, B, s_A[n * SLOTS + w.slot], s_carry + n * SLOTS + w.slot, marks, sum_dt, dt, du, a,
-                   b);
+        if (resets)
+          join_state(w, TT, 1, B, s_A[n * SLOTS + w.slot], carry, marks, sum_dt, dt, du, a, b);
+        else
+          join_state(w, TT, 0, B, s_A[n * SLOTS + w.slot], carry, 0, sum_dt, dt, du, a, b);
       }
     }
   }

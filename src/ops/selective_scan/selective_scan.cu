@@ -53,9 +53,8 @@ KR_DEV void advance4(const int S, const int STATE, const int PACKED, const float
     for (int c = 0; c < 2; c++) {
 #pragma unroll
       for (int s = 0; s < S; s++) {
-        float decay = kr_exp2(dt[c].v[i] * A[c][s]);
-        if (PACKED && resets >> i & 1) decay = 0.0f;
-        x[c][s] = kr_fma(decay, x[c][s], du[c].v[i] * B[s]);
+        const float added = du[c].v[i] * B[s], after = kr_fma(kr_exp2(dt[c].v[i] * A[c][s]), x[c][s], added);
+        x[c][s] = PACKED && resets >> i & 1 ? added : after; /* a decay of 0 would keep NaN */
         if (!STATE) sum[c] = s ? kr_fma(C[s], x[c][s], sum[c]) : C[s] * x[c][s];
       }
     }

@@ -118,9 +118,8 @@ KR_DEV void forward4(const kr_scan_params &p, const scan_place &w, const bwd_sha
       sum_dt[c] += v[c].v[0];
 #pragma unroll
       for (int s = 0; s < S; s++) {
-        float decay = kr_exp2(v[c].v[0] * A[c][s]);
-        if (PACKED && resets >> (k + i) & 1) decay = 0.0f;
-        x[c][s] = kr_fma(decay, x[c][s], v[c].v[1] * B[s]);
+        const float added = v[c].v[1] * B[s], after = kr_fma(kr_exp2(v[c].v[0] * A[c][s]), x[c][s], added);
+        x[c][s] = PACKED && resets >> (k + i) & 1 ? added : after;
       }
     }
   }
@@ -299,9 +298,11 @@ KR_DEV void fold_part(const kr_scan_params &p, const scan_place &w, const int T,
   if (q < T && t < w.end) *(kr_float4 *)to = sum;
 }
 
-/* Four steps: forward into registers from x, then back. s1, s2 and y of the lane's channel replace du, g and y. */
+/* Four steps: forward into registers from x, then back. s1, s2 and y of the lane's channel replace du, g and y.
+ * RESETS: a sequence may begin at one of them; nothing of the sequence before reaches it nor the other way round, NaN
+ * neither, so that it is left out rather than multiplied by 0. */
 KR_DEV void back4(const kr_scan_params &p, const scan_place &w, const bwd_shared &m, const int S, const int T,
-                  const int PACKED, int k, uint32_t resets, float *part, const float (&A)[2][4],
+                  const int RESETS, int k, uint32_t resets, float *part, const float (&A)[2][4],
                   const float (&first)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
   const int rows = 2 * p.N_padded, n0 = w.lane * S;
   float x[5][2][4], a[4][2][4];
@@ -319,9 +320,10 @@ KR_DEV void back4(const kr_scan_params &p, const scan_place &w, const bwd_shared
     for (int c = 0; c < 2; c++)
 #pragma unroll
       for (int s = 0; s < S; s++) {
+        const float added = r[c].v[1] * B[s];
         a[i][c][s] = kr_exp2(r[c].v[0] * A[c][s]);
-        if (PACKED && resets >> (k + i) & 1) a[i][c][s] = 0.0f;
-        x[i + 1][c][s] = kr_fma(a[i][c][s], x[i][c][s], r[c].v[1] * B[s]);
+        x[i + 1][c][s] = kr_fma(a[i][c][s], x[i][c][s], added);
+        if (RESETS && resets >> (k + i) & 1) x[i + 1][c][s] = added;
       }
   }
 #pragma unroll
@@ -338,7 +340,8 @@ KR_DEV void back4(const kr_scan_params &p, const scan_place &w, const bwd_shared
       for (int s = 0; s < S; s++) {
         const float dx = kr_fma(g, C[s], carry[c][s]), after = x[i + 1][c][s];
         carry[c][s] = a[i][c][s] * dx;
-        const float q = carry[c][s] * x[i][c][s];
+        float q = carry[c][s] * x[i][c][s];
+        if (RESETS && resets >> (k + i) & 1) carry[c][s] = q = 0.0f;
         sum1[c] = s ? kr_fma(dx, B[s], sum1[c]) : dx * B[s];
         sum2[c] = s ? kr_fma(A[c][s], q, sum2[c]) : A[c][s] * q;
         sum_y[c] = s ? kr_fma(C[s], after, sum_y[c]) : C[s] * after;
@@ -495,7 +498,10 @@ KR_DEV void scan_back(const kr_scan_params &p, const int S, const int T, const i
         fetch_states(p, w, S, kept_from, kept);
         if (p.n_chunks > 1) fetch_sums(p, w, t0 + k - KR_SCAN_KEPT, sum_dt);
       }
-      back4(p, w, m, S, T, PACKED, k, resets, part, A, x, carry, dA);
+      if (PACKED && resets >> k & 15)
+        back4(p, w, m, S, T, 1, k, resets, part, A, x, carry, dA);
+      else
+        back4(p, w, m, S, T, 0, k, 0, part, A, x, carry, dA);
       kr_sync();
       if (S == 1) write_part(p, w, part, t0 + k, part_to);
       else fold_part(p, w, T, part, t0 + k, part_to);

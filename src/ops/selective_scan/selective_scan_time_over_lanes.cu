@@ -32,6 +32,21 @@ KR_DEV void finish_run(const kr_scan_params &p, const lanes_place &w, const int 
   write_row(p, w, p.out, TT, DIRECT, t0, turn, y);
 }
 
+/* One state of a run: adds its part of y. */
+KR_DEV void scan_state(const lanes_place &w, const int TT, const int RESETS, const float *row_b, const float *row_c,
+                       float A, float *carry, uint32_t marks, float sum_dt, const float (&dt)[RUN],
+                       const float (&du)[RUN], float (&y)[RUN]) {
+  float a[RUN], b[RUN], v[RUN];
+  read_run(row_b, TT, w.lane, v);
+  float x = join_state(w, TT, RESETS, v, A, carry, marks, sum_dt, dt, du, a, b);
+  read_run(row_c, TT, w.lane, v);
+#pragma unroll
+  for (int k = 0; k < RUN; k++) {
+    x = step_state(RESETS, marks, k, a[k], x, b[k]);
+    y[k] = kr_fma(v[k], x, y[k]);
+  }
+}
+
 KR_DEV void scan_lanes(const kr_scan_params &p, const int TT, const int DIRECT, const int PACKED) {
   KR_DYNAMIC_SHARED(shared);
   const lanes_place w = place_lanes(p, TT);
@@ -57,6 +72,7 @@ KR_DEV void scan_lanes(const kr_scan_params &p, const int TT, const int DIRECT, 
     expect_run(w, p.u, t0 + TT * RUN);
     expect_run(w, p.delta, t0 + TT * RUN);
     const uint32_t marks = PACKED ? run_marks(p, w, t0) : 0;
+    const int resets = tile_resets(PACKED, marks);
     unpack_run(p, w, p.u, DIRECT, u_bits, turn, du);
     unpack_run(p, w, p.delta, DIRECT, delta_bits, turn, dt);
     step_sizes(p, w, bias, t0, dt);
@@ -70,16 +86,12 @@ KR_DEV void scan_lanes(const kr_scan_params &p, const int TT, const int DIRECT, 
       const float *row = s_bc;
 #pragma unroll 1
       for (int n = n0; n < n0 + n_states; n++, row += row_floats(TT)) {
-        float a[RUN], b[RUN], C[RUN];
-        read_run(row, TT, w.lane, C);
-        float x = join_state(w, TT, PACKED, C, s_A[n * SLOTS + w.slot], s_carry + n * SLOTS + w.slot, marks, sum_dt, dt,
-                             du, a, b);
-        read_run(row + n_states * row_floats(TT), TT, w.lane, C);
-#pragma unroll
-        for (int k = 0; k < RUN; k++) {
-          x = kr_fma(a[k], x, b[k]);
-          y[k] = kr_fma(C[k], x, y[k]);
-        }
+        const float *row_c = row + n_states * row_floats(TT), A = s_A[n * SLOTS + w.slot];
+        float *const carry = s_carry + n * SLOTS + w.slot;
+        if (resets)
+          scan_state(w, TT, 1, row, row_c, A, carry, marks, sum_dt, dt, du, y);
+        else
+          scan_state(w, TT, 0, row, row_c, A, carry, 0, sum_dt, dt, du, y);
       }
     }
     finish_run(p, w, TT, DIRECT, PACKED, t0, marks, turn, y);
@@ -165,7 +177,7 @@ KR_DEV void scan_wide(const kr_scan_params &p) {
         b[k] = du[k] * v[k];
         x = kr_fma(a[k], x, b[k]);
       }
-      join_up(32, w.at, x, decay);
+      join_up(32, 0, w.at, x, decay);
       if (w.at == 31) ends[warp * 2] = x, ends[warp * 2 + 1] = decay;
       unpack_states(C, v);
       if (n + 1 < p.N) load_states(w, p.B_mat, n + 1, t, B), load_states(w, p.C_mat, n + 1, t, C);

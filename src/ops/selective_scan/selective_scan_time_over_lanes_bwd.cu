@@ -103,37 +103,38 @@ typedef struct back_run {
 } back_run;
 
 /* One state of a run, both ways. carry: gradient of the state after the tile, replaced by that of the state before it,
- * times its decay. */
-KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, const float *row_b, const float *row_c,
+ * times its decay. RESETS: a sequence may begin in the tile; NaN stays on its side. */
+KR_DEV void back_state(const lanes_place &w, const int TT, const int RESETS, const float *row_b, const float *row_c,
                        float A, float *first, float *carry, float *dA, uint32_t marks, float *part, back_run &r) {
   float a[RUN], x[RUN], B[RUN], v[RUN], dx[RUN];
   read_run(row_b, TT, w.lane, B);
-  const float after = *carry, before = join_state(w, TT, PACKED, B, A, first, marks, r.sum_dt, r.dt, r.du, a, x);
+  const float after = *carry, before = join_state(w, TT, RESETS, B, A, first, marks, r.sum_dt, r.dt, r.du, a, x);
   read_run(row_c, TT, w.lane, v);
 #pragma unroll
   for (int k = 0; k < RUN; k++) {
-    x[k] = kr_fma(a[k], k ? x[k ? k - 1 : 0] : before, x[k]);
+    x[k] = step_state(RESETS, marks, k, a[k], k ? x[k ? k - 1 : 0] : before, x[k]);
     r.y[k] = kr_fma(v[k], x[k], r.y[k]);
     dx[k] = r.g[k] * v[k];
     v[k] = r.g[k] * x[k];
   }
   put_part(part + 2 * PLANE, w.thread, v);
   float h = dx[RUN - 1] + kr_select(w.lane == TT - 1, after, 0.0f), decay = kr_exp2(A * r.sum_dt);
-  if (PACKED && marks & 0xffff) decay = 0.0f;
+  if (RESETS && marks & 0xffff) decay = kr_bits_to_float(KR_LANES_FORGET);
 #pragma unroll
-  for (int k = RUN - 2; k >= 0; k--) h = kr_fma(a[k + 1], h, dx[k]);
-  h *= a[0];
-  join_down(TT, w.lane, h, decay);
+  for (int k = RUN - 2; k >= 0; k--) h = step_state(RESETS, marks, k + 1, a[k + 1], h, dx[k]);
+  h = RESETS && marks & 1 ? 0.0f : h * a[0];
+  join_down(TT, RESETS, w.lane, h, decay);
   const float later = kr_shuffle_down(h, 1, TT);
   kr_sync_warp(); /* all lanes have read it */
   if (w.lane == 0) *carry = h;
   dx[RUN - 1] += kr_select(w.lane == TT - 1, after, later);
 #pragma unroll
-  for (int k = RUN - 2; k >= 0; k--) dx[k] = kr_fma(a[k + 1], dx[k + 1], dx[k]);
+  for (int k = RUN - 2; k >= 0; k--) dx[k] = step_state(RESETS, marks, k + 1, a[k + 1], dx[k + 1], dx[k]);
   float sum_A = 0;
 #pragma unroll
   for (int k = 0; k < RUN; k++) {
-    const float q = a[k] * dx[k] * (k ? x[k ? k - 1 : 0] : before);
+    float q = a[k] * dx[k] * (k ? x[k ? k - 1 : 0] : before);
+    if (RESETS && marks >> k & 1) q = 0.0f;
     r.s1[k] = kr_fma(dx[k], B[k], r.s1[k]);
     r.s2[k] = kr_fma(A, q, r.s2[k]);
     sum_A = kr_fma(r.dt[k], q, sum_A);
@@ -204,6 +205,7 @@ KR_DEV void back_lanes(const kr_scan_params &p, const int TT, const int DIRECT, 
   for (int64_t t0 = last_tile(w, TT); t0 >= w.begin; t0 -= TT * RUN) {
     back_run r;
     const uint32_t marks = PACKED ? run_marks(p, w, t0) : 0;
+    const int resets = tile_resets(PACKED, marks);
     run_bits u_bits, delta_bits;
     load_run(p, w, p.u, TT, DIRECT, t0, u_bits);
     load_run(p, w, p.delta, TT, DIRECT, t0, delta_bits);
@@ -230,8 +232,11 @@ KR_DEV void back_lanes(const kr_scan_params &p, const int TT, const int DIRECT, 
 #pragma unroll 1
       for (int n = n0; n < n0 + n_states; n++, row += row_floats(TT)) {
         const int at = n * SLOTS + w.slot;
-        back_state(w, TT, PACKED, row, row + n_states * row_floats(TT), s_A[at], s_first + at, s_carry + at, s_dA + at,
-                   marks, part, r);
+        const float *row_c = row + n_states * row_floats(TT);
+        if (resets)
+          back_state(w, TT, 1, row, row_c, s_A[at], s_first + at, s_carry + at, s_dA + at, marks, part, r);
+        else
+          back_state(w, TT, 0, row, row_c, s_A[at], s_first + at, s_carry + at, s_dA + at, 0, part, r);
         kr_sync();
         fold_part(p, TT, part, fold);
         float *const swap = part;
@@ -280,7 +285,7 @@ KR_DEV void carry_lanes(const kr_scan_params &p, const int TT, const int DIRECT)
         float h = kr_select(w.lane == TT - 1, *carry, 0.0f), decay = kr_exp2(A * sum_dt);
 #pragma unroll
         for (int k = RUN - 1; k >= 0; k--) h = kr_exp2(A * dt[k]) * kr_fma(g[k], C[k], h);
-        join_down(TT, w.lane, h, decay);
+        join_down(TT, 0, w.lane, h, decay);
         kr_sync_warp();
         if (w.lane == 0) *carry = h;
       }
