@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flash_attn_interface import _flash_attn_backward, _flash_attn_forward, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 N = (4, 2, 16)  # heads, key heads, channels
 
@@ -87,6 +87,31 @@ def test_float8():
     torch.testing.assert_close(out.float(), wanted, atol=5e-2, rtol=5e-2)
     cached = flash_attn_with_kvcache(q, k, v, cache_seqlens=9, causal=True, gqa_parallel=True, descale_q=scales[0], descale_k=scales[1], descale_v=scales[2])
     torch.testing.assert_close(cached.float(), wanted, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize("sizes", [(-1, -1), (3, 0)])
+def test_below_autograd(sizes):
+    """As ring attention calls it, by the names of newer and of first releases: dense, packed, and with a cache."""
+    q, k, v = [t.requires_grad_() for t in make(9, 14)]
+    wanted, lse = flash_attn_func(q, k, v, causal=True, window_size=sizes, return_attn_probs=True)
+    grads = torch.autograd.grad(wanted, (q, k, v), q)
+    for names, ours in ((dict(window_size_left=sizes[0], window_size_right=sizes[1]), "is_causal"), (dict(window_size=sizes), "causal")):
+        got = _flash_attn_forward(q, k, v, None, None, causal=True, **names)
+        assert len(got) == 4 and not got[0].requires_grad and torch.equal(got[0], wanted) and torch.equal(got[1], lse)
+        to = [torch.empty_like(t) for t in (q, k, v)]
+        _flash_attn_backward(q, q, k, v, *got[:2], dq=to[0], dk=to[1], dv=to[2], **{ours: True}, **names)
+        assert all(torch.equal(t, g) for t, g in zip(to, grads))
+    cu_q, cu_k = [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (9, 14)]
+    out = torch.empty(18, 4, 16)
+    packed = _flash_attn_forward(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), out_=out, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=9, max_seqlen_k=14,
+                                 causal=True, window_size=sizes)
+    assert packed[0] is out
+    torch.testing.assert_close(out.unflatten(0, (2, 9)), wanted)
+    cache = [torch.cat([t.detach()[:, :10], torch.zeros(2, 6, *t.shape[2:])], 1) for t in (k, v)]
+    used = torch.full((2,), 10, dtype=torch.int32)
+    stepped = _flash_attn_forward(q, *cache, k[:, 10:], v[:, 10:], seqused_k=used, causal=True, window_size=sizes)
+    torch.testing.assert_close(stepped[0], wanted)
+    assert torch.equal(cache[0][:, :14], k)
 
 
 def test_qv_is_refused_by_name():

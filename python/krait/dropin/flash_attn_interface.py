@@ -78,12 +78,36 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     return (out, lse) if return_softmax_lse else out
 
 
+def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_k_new=None, seqused_q=None,
+                        seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, page_table=None, kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None,
+                        seqlens_rotary=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size_left=-1,
+                        window_size_right=-1, attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=1, pack_gqa=None,
+                        sm_margin=0, *, window_size=None, out=None):
+    """Below autograd -> out, log-sum-exp, and the two empty tensors that upstream's has for splits. With new keys, pages, rows of a cache or used
+    lengths alone, k and v are a cache. window_size and out: the names of the interface's first releases."""
+    sizes, descales = (window_size_left, window_size_right) if window_size is None else window_size, (q_descale, k_descale, v_descale)
+    is_cache = any(t is not None for t in (k_new, page_table, kv_batch_idx, leftpad_k)) or (seqused_k is not None and cu_seqlens_k is None)
+    with torch.no_grad():
+        if is_cache:
+            given, lse = flash_attn_with_kvcache(q, k, v, k_new, v_new, qv, rotary_cos, rotary_sin, seqused_k, kv_batch_idx, leftpad_k, page_table, cu_seqlens_q,
+                                                 cu_seqlens_k_new, max_seqlen_q, seqlens_rotary, *descales, softmax_scale, causal, sizes, attention_chunk, softcap,
+                                                 rotary_interleaved, return_softmax_lse=True)
+        elif cu_seqlens_q is None:
+            given, lse = flash_attn_func(q, k, v, softmax_scale, causal, qv, *descales, sizes, attention_chunk, softcap, return_attn_probs=True)
+        else:
+            given, lse = flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, softmax_scale, causal, qv,
+                                                *descales, sizes, attention_chunk, softcap, return_attn_probs=True)
+        to = out if out_ is None else out_
+        return given if to is None else to.copy_(given), lse, lse.new_empty(0), lse.new_empty(0)
+
+
 def _flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None, sequed_k=None, max_seqlen_q=None,
                          max_seqlen_k=None, dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False, window_size_left=-1, window_size_right=-1, softcap=0.0,
-                         deterministic=False, sm_margin=0):
-    """Below autograd: writes dq, dk, dv -> sum of dout * out, (B, H, Sq) float32."""
+                         deterministic=False, sm_margin=0, *, causal=None, window_size=None):
+    """Below autograd: writes dq, dk, dv -> sum of dout * out, (B, H, Sq) float32. causal and window_size: the names of the interface's first releases."""
+    left, right = (window_size_left, window_size_right) if window_size is None else window_size
     return _any_bwd(dout, q, k, v, out, softmax_lse, (dq, dk, dv), cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k, softmax_scale,
-                    is_causal, window_size_left, window_size_right, softcap, deterministic)[3]
+                    is_causal if causal is None else causal, left, right, softcap, deterministic)[3]
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
