@@ -1,5 +1,6 @@
 """mamba_inner_fn and VideoMamba's forms: values and all gradients, including those that upstream gets wrong."""
 
+import itertools
 import sys
 
 import pytest
@@ -94,6 +95,14 @@ def composed(request, monkeypatch):
 def test_composed(device, composed, what, complex_A, channel_last):
     for _ in range(2):  # the second one uses cached calls
         compare(*make(device, complex_A=complex_A, channel_last=channel_last, **what), (6e-4, 2e-3), (2e-3, 1e-2))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_composed_of_any_order(device, composed, order):
+    """xz in any order in memory: (L, B, 2 D), as of models whose first dimension is time, has rows that are no matrix."""
+    t, twins = make(device, biases=True)
+    t["xz"] = t["xz"].detach().permute(order).contiguous().permute([order.index(i) for i in range(3)]).requires_grad_()
+    compare(t, twins, (6e-4, 2e-3), (2e-3, 1e-2))
 
 
 def test_composed_gradients_of_the_last_projection_alone(device, composed):

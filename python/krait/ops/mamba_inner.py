@@ -311,10 +311,11 @@ def _delta_backward(call, ddelta, raw_delta, rows, drows, w, o, grads):
 
 def _add_product(du, drows, weight):
     """du (B, D, L) += weight^T drows^T."""
-    if _is_channel_last(du) and du.dtype is drows.dtype:
+    b, d, length = du.shape
+    is_matrix = _is_channel_last(du) and (b == 1 or length == 1 or du.stride(0) == length * du.stride(2))  # else its rows are a copy, as of (L, B, D)
+    if is_matrix and du.dtype is drows.dtype:
         _rows(du).addmm_(drows, weight)
     else:
-        b, d, length = du.shape
         du.add_(torch.mm(drows, weight).view(b, length, d).transpose(1, 2))
 
 
