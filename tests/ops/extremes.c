@@ -9,6 +9,7 @@
 #include "case.h"
 #include "host_case.h"
 #include "all_ops.h"
+#include "half.h"
 #include "view.h"
 
 static krait_ctx *open_extremes_ctx(int n_threads) {
@@ -366,10 +367,46 @@ static void nan_spreads_on_gpus(void **state) {
   free(c);
 }
 
+/* An infinite step of the SSD, whose sums over a chunk NaN would pass on to the sequences beside it. */
+static void infinity_stays_in_its_sequence(void **state) {
+  enum { L = 100, H = 2, P = 16, N = 16, FIRST = 32, BAD = 20 };
+  static uint16_t x[L * H * P], B[L * N], C[L * N], dx[L * H * P], dB[L * N], dC[L * N];
+  static float dt[L * H], A[H] = {-0.5f, -2}, ddt[L * H], dA[H];
+  static int32_t sequence[L];
+  const kr_op *op = kr_op_find("ssd_bwd");
+  (void)state;
+  setenv("KR_FAKE_CUDA", "capability=90,shared=232448,multiprocessors=16,together=1", 1);
+  krait_ctx *ctx = open_extremes_ctx(1);
+  for (int i = 0; i < L * H * P; i++) x[i] = kr_float_to_bf16((float)(i * 37 % 101) / 50 - 1);
+  for (int i = 0; i < L * N; i++) B[i] = kr_float_to_bf16((float)(i * 29 % 97) / 48 - 1), C[i] = B[L * N - 1 - i];
+  for (int i = 0; i < L * H; i++) dt[i] = 0.1f, sequence[i / H] = i / H >= FIRST;
+  dt[BAD * H + 1] = INFINITY;
+  kr_ssd_bwd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = H, .P = P, .N = N, .G = 1};
+  const kr_view rows = {x, {L * H * P, H * P, P, 1}, KRAIT_BF16, 0}, matrix = {B, {L * N, N, N, 1}, KRAIT_BF16, 0},
+                steps = {dt, {L * H, H, 1}, KRAIT_F32, 0};
+  a.x = a.dout = a.dx = rows, a.dx.data = dx;
+  a.Bmat = a.Cmat = a.dB = a.dC = matrix, a.Cmat.data = C, a.dB.data = dB, a.dC.data = dC;
+  a.dt = a.ddt = steps, a.ddt.data = ddt, a.A = (kr_view){A, {1}, KRAIT_F32, 0}, a.dA = a.A, a.dA.data = dA;
+  a.seq_idx = (kr_view){sequence, {L, 1}, KRAIT_I32, 0};
+  for (const kr_impl *impl = op->impls; impl < op->impls + op->n_impls; impl++) {
+    if (strstr(impl->name, "simd_") || strcmp(impl->name, "ref") == 0 || (impl->refuse && impl->refuse(ctx, &a))) continue;
+    a.call.scratch_bytes = impl->scratch_bytes(ctx, &a);
+    a.call.scratch = aligned_alloc(256, (a.call.scratch_bytes + 255) & ~(uint64_t)255);
+    assert_int_equal(impl->run(ctx, &a), KRAIT_OK);
+    free(a.call.scratch);
+    for (int i = 0; i < L * H; i++)
+      if (!isfinite(ddt[i]) && (i / H >= FIRST || i % H == 0))
+        fail_msg("%s: step %d of head %d: %g", impl->name, i / H, i % H, (double)ddt[i]);
+    for (int i = FIRST * H * P; i < L * H * P; i++) assert_true(isfinite(kr_bf16_to_float(dx[i])));
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
   setenv("KRAIT_LIBCUDA", argv[1], 1), op_names = argv + 2;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(nan_spreads_on_gpus)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(nan_spreads_on_gpus),
+                                     cmocka_unit_test(infinity_stays_in_its_sequence)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
 #else

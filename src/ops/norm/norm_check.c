@@ -2,6 +2,12 @@
 #include "check.h"
 #include "op_list.h"
 
+/* Without their mean two numbers are a sign times half their distance, so that a layer norm's gradient is epsilon's part
+ * of terms that cancel: 3e-5 of them in a case whose float32 result was off by 1.2e-4 of itself, 5e-9 of the terms. */
+static int64_t least_of_gradient(const kr_case *c, uint32_t is_rms, int64_t n) {
+  return c->sig->forward && !(((const kr_call *)c->args)->flags & is_rms) && n == 2 ? 3 : n;
+}
+
 /* A language model's: 16-bit rows and weight, a float32 stream. */
 static void stream_case(kr_case *c) {
   static const char *const others[] = {"x1", "rowscale", "bias", "weight1", "bias1", "out1"};
@@ -32,6 +38,7 @@ int32_t kr_add_norm_case(kr_case *c, int64_t index) {
   }
   const int is_stream = index % 8 == 3 && !c->sig->forward && !c->is_exact;
   if (is_stream) *kr_case_size(c, "R") = kr_case_int(c, 1, 200);
+  M = least_of_gradient(c, KRAIT_NORM_RMS, M);
   *kr_case_size(c, "M") = is_stream ? kr_case_pick(c, 6, (int64_t[]){136, 768, 2056, 2560, 3080, 4096}) : M;
   if (c->sig->forward) kr_case_hard(c, KR_NAMES("v", "weight", "dout"), KR_MOST_CUBED);
   else kr_case_hard(c, KR_NAMES("x", "residual", "weight", "bias"), KR_MOST_CUBED);
@@ -52,6 +59,7 @@ int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
     ((kr_call *)c->args)->flags |= KRAIT_GATED_NORM_RMS;
     kr_case_leave_out(c, "bias"), kr_case_leave_out(c, "dbias");
   }
+  group_size = least_of_gradient(c, KRAIT_GATED_NORM_RMS, group_size);
   *kr_case_size(c, "group_size") = group_size;
   *kr_case_size(c, "M") = group_size * kr_case_int(c, 1, 3);
   /* Beside a dominant x whose gate is nearly shut, its gradient is the rounding of terms that cancel; and so is it

@@ -57,11 +57,11 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_params &p, int b, int h, float *slopes
     const kr_float4 v = sums.of[lane + 32 * k];
     const float begins = PAIRS ? v.v[1] : v.v[3] - sums.taken[lane + 32 * k] + v.v[1];
     begun[k] = sum_up(begins), still[k] = sum_down(v.v[0]), inputs[k] = v.v[2];
-    finite = finite && are_finite(v.v[0], v.v[1]) && are_finite(v.v[2], through);
-    if (PAIRS) within[k] = v.v[3];
+    finite = finite && are_finite(v.v[0], begins) && are_finite(v.v[2], through);
+    if (PAIRS) finite = finite && are_finite(v.v[3], 0.0f), within[k] = v.v[3];
   }
-  /* The states that float16 kept may have left its range. */
-  if (KR_DTYPE == KRAIT_F16 && !finite) report_nonfinite_group(f, b, h);
+  /* The states that float16 kept may have left its range; and sums over a chunk pass NaN on to its other sequences. */
+  if ((KR_DTYPE == KRAIT_F16 || f.seq_idx) && !finite) report_nonfinite_group(f, b, h);
   if (PAIRS) within[1] += sum_down(sums.taken[lane + 32]);
   /* Exclusive prefix sum; not inclusive minus own, as own may exceed the rest by more than a float's digits. */
   const float first = kr_shuffle_up(begun[0], 1, 32), second = kr_shuffle_up(begun[1], 1, 32);
