@@ -2,8 +2,9 @@
 #include "check.h"
 #include "op_list.h"
 
-/* Without their mean two numbers are a sign times half their distance, so that a layer norm's gradient is epsilon's part
- * of terms that cancel: 3e-5 of them in a case whose float32 result was off by 1.2e-4 of itself, 5e-9 of the terms. */
+/* Without their mean two numbers are a sign times half their distance, so that a layer norm's gradient is epsilon's
+ * part of terms that cancel: 3e-5 of them in a case whose float32 result was off by 1.2e-4 of itself, 5e-9 of the
+ * terms. */
 static int64_t least_of_gradient(const kr_case *c, uint32_t is_rms, int64_t n) {
   return c->sig->forward && !(((const kr_call *)c->args)->flags & is_rms) && n == 2 ? 3 : n;
 }
