@@ -322,6 +322,29 @@ int32_t kr_attention_bwd_halves(const krait_ctx *ctx, const void *args) {
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */
 
+/* In how many parts, each a block of its own, the heads that share keys are walked: so many that the blocks of the
+ * kernels by keys are several turns, of which the longest is not the last; 1 where they are as they are, or where rows
+ * are too few for their work to be worth writing the sums. */
+static int32_t parts_of_heads(const krait_ctx *ctx, const kr_attention_params *p) {
+  const int64_t places = kr_cuda_info(ctx->cuda)->n_multiprocessors,
+                blocks =
+                    (int64_t)((p->rows_k + KR_HOPPER_BWD_ROWS - 1) / KR_HOPPER_BWD_ROWS) * p->B * (p->H / p->heads),
+                turns = (blocks + places - 1) / places, edged = p->left >= 0 || p->right >= 0;
+  if (p->heads == 1 || blocks == 0 || p->rows_q < 64 || blocks >= 4 * places) return 1;
+  if (!edged && 10 * blocks >= 9 * turns * places) return 1;
+  const int64_t parts = (8 * places + blocks - 1) / blocks;
+  return (int32_t)(parts < p->heads ? parts : p->heads);
+}
+static uint64_t parts_bytes(const krait_ctx *ctx, const kr_attention_params *p) {
+  const int64_t parts = parts_of_heads(ctx, p), tiles = (p->rows_k + KR_HOPPER_BWD_ROWS - 1) / KR_HOPPER_BWD_ROWS,
+                sums = 2 * KR_HOPPER_BWD_ROWS * (p->D > 64 ? 128 : 64);
+  return parts > 1 ? (uint64_t)(parts * tiles * p->B * (p->H / p->heads) * sums) * sizeof(float) : 0;
+}
+static kr_grid join_grid(const kr_attention_params *p, void *stream) {
+  const int32_t tiles = (p->rows_k + KR_HOPPER_BWD_ROWS - 1) / KR_HOPPER_BWD_ROWS;
+  return (kr_grid){.x = (uint32_t)tiles * (uint32_t)(p->B * p->H / p->heads), .block = 256, .stream = stream};
+}
+
 const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_bwd_args *a = args;
   const kr_attention_params p = kr_attention_bwd_params_of(a);
@@ -339,7 +362,8 @@ const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *arg
 }
 
 uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
-  return kr_attention_bwd_base_scratch(ctx, args);
+  const kr_attention_params p = kr_attention_bwd_params_of(args);
+  return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, args)) + parts_bytes(ctx, &p);
 }
 
 static int32_t make_attention_bwd_maps(const krait_ctx *ctx, kr_attention_hopper_params *h,
@@ -359,14 +383,16 @@ static int32_t make_attention_bwd_maps(const krait_ctx *ctx, kr_attention_hopper
 int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
   static const kr_kernel dq[2][2][2] = {{HOPPER("kr_attention_hopper_dq")}, {HOPPER("kr_attention_hopper_dq_edged")}},
                          dkv[2][2][2] = {{HOPPER("kr_attention_hopper_dkv")},
-                                         {HOPPER("kr_attention_hopper_dkv_edged")}};
+                                         {HOPPER("kr_attention_hopper_dkv_edged")}},
+                         join[2][2] = {HOPPER("kr_attention_hopper_join")};
   const kr_attention_bwd_args *a = args;
   kr_attention_hopper_params rows = {.params = kr_attention_bwd_params_of(a)}, keys;
   kr_attention_params *p = &rows.params;
   const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0,
             bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   p->n_q_tiles = (p->rows_q + own - 1) / own, p->section = kr_attention_heads_together(ctx, p);
-  keys = rows, keys.params.section = keys_together(ctx, p, D);
+  keys = rows, keys.params.section = keys_together(ctx, p, D), keys.params.split_keys = parts_of_heads(ctx, p);
+  keys.params.partial = (float *)((char *)a->call.scratch + kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a)));
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
   int32_t status = make_attention_bwd_maps(ctx, &rows, a, own, KR_HOPPER_DQ_KEYS);
   if (status >= 0) status = make_attention_bwd_maps(ctx, &keys, a, KR_HOPPER_DKV_ROWS, own);
@@ -379,12 +405,16 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
                            .block = KR_HOPPER_BWD_THREADS,
                            .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DQ_KEYS),
                            .stream = a->call.stream};
-  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads),
+  const kr_grid joined = join_grid(p, a->call.stream);
+  const kr_grid by_keys = {.x = joined.x * (uint32_t)keys.params.split_keys,
                            .block = KR_HOPPER_BWD_THREADS,
                            .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DKV_ROWS),
                            .stream = a->call.stream};
   if (p->dq.data) kr_chain_add(&rest, &dq[edged][wide][bf16], &by_rows, &rows);
-  if (p->dk.data || p->dv.data) kr_chain_add(&rest, &dkv[edged][wide][bf16], &by_keys, &keys);
+  if (p->dk.data || p->dv.data) {
+    kr_chain_add(&rest, &dkv[edged][wide][bf16], &by_keys, &keys);
+    if (keys.params.split_keys > 1) kr_chain_add(&rest, &join[wide][bf16], &joined, &keys);
+  }
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }
 
@@ -433,7 +463,8 @@ const char *kr_attention_bwd_hopper_sums_refuse(const krait_ctx *ctx, const void
 }
 
 uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *args) {
-  return sums_scratch(ctx, args);
+  const kr_attention_params p = kr_attention_bwd_params_of(args);
+  return sums_scratch(ctx, args) + parts_bytes(ctx, &p);
 }
 
 #define SUMS(name)                                                                      \
@@ -443,9 +474,11 @@ uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *
 
 int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")},
-                         walk[2][2] = {SUMS("kr_attention_hopper_sums")};
+                         walk[2][2] = {SUMS("kr_attention_hopper_sums")},
+                         join[2][2] = {HOPPER("kr_attention_hopper_join")};
   const kr_attention_bwd_args *a = args;
   kr_attention_hopper_params h = {.params = sums_plan_of(ctx, a)};
+  h.params.split_keys = parts_of_heads(ctx, &h.params);
   const kr_attention_params *p = &h.params;
   const int wide = p->D > 64, D = wide ? 128 : 64, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
@@ -455,13 +488,15 @@ int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
-  const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(p, a->call.stream);
-  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads),
+  const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(p, a->call.stream),
+                joined = join_grid(p, a->call.stream);
+  const kr_grid by_keys = {.x = joined.x * (uint32_t)p->split_keys,
                            .block = KR_HOPPER_BWD_THREADS,
                            .shared_bytes = KR_HOPPER_SUMS_SHARED(D),
                            .stream = a->call.stream};
   kr_chain_add(&rest, &clear[wide][bf16], &all, &h);
   kr_chain_add(&rest, &walk[wide][bf16], &by_keys, &h);
+  if (p->split_keys > 1) kr_chain_add(&rest, &join[wide][bf16], &joined, &h);
   kr_chain_add(&rest, &end[wide][bf16], &by_rows, &h);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }

@@ -23,9 +23,9 @@ KR_DEV task task_of(const kr_attention_params &p, int index) {
 
 /* The same for kernels whose blocks take tiles of keys: `section` counts key heads; the first tiles, which most rows
  * see under a causal mask, come first. */
-KR_DEV task task_of_keys(const kr_attention_params &p, int n_tiles) {
-  const int H = p.H / p.heads, per_section = p.section * n_tiles, section = kr_block_x() / per_section,
-            rest = kr_block_x() - section * per_section, left = H * p.B - section * p.section,
+KR_DEV task task_of_keys(const kr_attention_params &p, int n_tiles, int index = kr_block_x()) {
+  const int H = p.H / p.heads, per_section = p.section * n_tiles, section = index / per_section,
+            rest = index - section * per_section, left = H * p.B - section * p.section,
             heads = left < p.section ? left : p.section, tile = rest / heads,
             head = section * p.section + rest - tile * heads;
   return task{tile, head % H, head / H};

@@ -2,8 +2,9 @@
  * in two kernels that each recompute the probabilities (attention_base_bwd.cu has the equation): every sum is computed
  * by one warpgroup in a fixed order, all of it in registers.
  * kr_attention_hopper_dq    a block takes 128 rows, 64 per warpgroup, and loops over tiles of keys
- * kr_attention_hopper_dkv   a block takes 128 keys and loops over tiles of 64 rows of every head that shares them; its
- *                           scores are transposed: a row is a key
+ * kr_attention_hopper_dkv   a block takes 128 keys and loops over tiles of 64 rows of every head that shares them, or
+ *                           of a part of these heads; its scores are transposed: a row is a key
+ * kr_attention_hopper_join  adds the parts' sums, in their order
  * One warp copies boxes into a ring; in the second kernel another copies the rows' log-sum-exp and delta. Compiled per
  * type (KR_HALF: float16). _edged: causal, windows. */
 #include "attention_hopper_bwd.cuh"
@@ -137,14 +138,15 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<ROWS>(base);
-  const task mine = task_of_keys(p, (p.rows_k + OWN - 1) / OWN);
+  const walk of = walk_here(p);
+  const task mine = task_of_keys(p, (p.rows_k + OWN - 1) / OWN, of.unit);
   const int b = mine.b, kv = mine.h, key0 = mine.tile * OWN;
   const sequence s = sequence_of(p, b);
   if (key0 >= s.rows_k) return;
   const int has_keys = key0 < s.n_k, last = at_most(key0 + OWN, s.n_k) - 1,
             first = EDGED && has_keys ? first_row(p, s, key0) / ROWS : 0;
   const int end = has_keys ? ((EDGED ? end_row(p, s, last) : s.n_q) + ROWS - 1) / ROWS : 0,
-            n_steps = at_least(end - first, 0) * p.heads,
+            n_steps = at_least(end - first, 0) * (of.end - of.first),
             start = EDGED || end == 0 ? first : key0 / ROWS % end; /* blocks start at different rows */
   open_barriers(at, 2);
   float *const values = (float *)(shared + (at.values - base));
@@ -158,7 +160,7 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p, uint64_t maps) {
       kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
       load_boxes<OWN>(at.own, k, at.own_full, (int)s.k_at + key0, kv, s.k_b);
       load_boxes<OWN>(at.own + OWN * D * 2, v, at.own_full, (int)s.k_at + key0, kv, s.k_b);
-      for (int h = kv * p.heads; h < (kv + 1) * p.heads; h++)
+      for (int h = kv * p.heads + of.first; h < kv * p.heads + of.end; h++)
         for (int i = first, n = start; i < end; i++, n = n + 1 == end ? first : n + 1, advance(to)) {
           const uint32_t stage = at.ring + to.stage * 2 * ROWS * D * 2, full = at.full + to.stage * 8;
           kr_barrier_await(at.empty + to.stage * 8, to.round);
@@ -168,7 +170,7 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p, uint64_t maps) {
         }
     } else if (kr_thread() >= 32 && kr_thread() < 64) {
       const int lane = kr_thread() & 31;
-      for (int h = kv * p.heads; h < (kv + 1) * p.heads; h++)
+      for (int h = kv * p.heads + of.first; h < kv * p.heads + of.end; h++)
         for (int i = first, n = start; i < end; i++, n = n + 1 == end ? first : n + 1, advance(to)) {
           kr_barrier_await(at.empty + to.stage * 8, to.round);
           for (int r = lane; r < ROWS; r += 32) {
@@ -241,6 +243,11 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p, uint64_t maps) {
     if (++n == end) n = first;
   }
   if (me.group == 0) take_turn(me); /* leaves no barrier half-arrived */
+  if (p.split_keys > 1) {
+    kr_raw16 *const part = part_at(p, kr_block_x(), me);
+    store_part(part, dk), store_part(part + 256 * (D / 8), dv);
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = key0 + me.first_row + 8 * r;
@@ -252,6 +259,48 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p, uint64_t maps) {
   }
 }
 
+/* ---- parts of the heads that share keys ---------------------------------------------------------------------------
+ */
+
+KR_DEV void add_parts(const kr_attention_params &p, const lanes &me, int which, float (&o)[D / 2]) {
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) o[i] = 0;
+  for (int part = 0; part < p.split_keys; part++) {
+    const kr_raw16 *const from = part_at(p, (int64_t)kr_block_x() * p.split_keys + part, me) + which * 256 * (D / 8);
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) {
+      const kr_raw16 four = from[256 * j];
+#pragma unroll
+      for (int c = 0; c < 4; c++) o[4 * j + c] += kr_bits_to_float(four.w[c]);
+    }
+  }
+}
+
+/* A block's dk and dv of its parts' sums, in their order. */
+KR_DEV void join_parts(const kr_attention_params &p) {
+  const task mine = task_of_keys(p, (p.rows_k + OWN - 1) / OWN);
+  const sequence s = sequence_of(p, mine.b);
+  const int key0 = mine.tile * OWN;
+  if (key0 >= s.rows_k) return;
+  const lanes me = lanes_of(kr_thread());
+  const kr_attention_tensor *const to[2] = {&p.dk, &p.dv};
+#pragma unroll
+  for (int which = 0; which < 2; which++) {
+    if (!to[which]->data) continue;
+    float o[D / 2];
+    add_parts(p, me, which, o);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int key = key0 + me.first_row + 8 * r;
+      store_row(p, (uint16_t *)to[which]->data + key_at(p, *to[which], s, mine.h, key), me, r, o,
+                which ? 1.0f : p.scale, key < s.rows_k, key < s.n_k);
+    }
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(256, 2) kr_attention_hopper_join(const kr_attention_hopper_params params) {
+  join_parts(params.params);
+}
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dq(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_dq, maps);

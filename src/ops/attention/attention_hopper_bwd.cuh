@@ -20,9 +20,32 @@ typedef struct lanes {
   int group, thread, first_row,
       column; /* of the block's rows or keys: first_row and first_row + 8; of a tile: 8 j + column and the next */
 } lanes;
-KR_DEV lanes lanes_here(void) {
-  const int thread = kr_thread() - 128, lane = thread & 31;
+KR_DEV lanes lanes_of(int thread) {
+  const int lane = thread & 31;
   return lanes{thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
+}
+KR_DEV lanes lanes_here(void) { return lanes_of(kr_thread() - 128); }
+
+/* The heads of rows that a block of keys walks: all that share its keys, or one of p.split_keys parts of them, whose
+ * sums of dk and dv are added by kr_attention_hopper_join. */
+typedef struct walk {
+  int unit, first, end;
+} walk;
+KR_DEV walk walk_here(const kr_attention_params &p) {
+  const int parts = p.split_keys, unit = kr_block_x() / parts, part = kr_block_x() - unit * parts;
+  return walk{unit, part * p.heads / parts, (part + 1) * p.heads / parts};
+}
+
+/* A block's sums of dk and dv in memory: 16 bytes a thread, one thread behind the other; behind the sums of dq. */
+KR_DEV kr_raw16 *part_at(const kr_attention_params &p, int64_t block, const lanes &me) {
+  return (kr_raw16 *)(p.partial + (int64_t)p.H * p.n_splits * 64 * D + block * 2 * OWN * D) + me.thread +
+         128 * me.group;
+}
+KR_DEV void store_part(kr_raw16 *to, const float (&o)[D / 2]) {
+#pragma unroll
+  for (int j = 0; j < D / 8; j++)
+    to[256 * j] = (kr_raw16){{kr_float_to_bits(o[4 * j]), kr_float_to_bits(o[4 * j + 1]),
+                              kr_float_to_bits(o[4 * j + 2]), kr_float_to_bits(o[4 * j + 3])}};
 }
 
 KR_DEV int64_t delta_at(const kr_attention_params &p, const sequence &s, int h, int i) {

@@ -57,14 +57,14 @@ KR_DEV void open_barriers(const layout &at) {
 
 /* ---- the producer warps ------------------------------------------------------------------------------------------ */
 
-KR_DEV void copy_tiles(const kr_attention_params &p, const layout &at, const unit &u, uint64_t maps) {
+KR_DEV void copy_tiles(const kr_attention_params &p, const layout &at, const unit &u, const walk &of, uint64_t maps) {
   const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map),
                  dout = maps + 3 * sizeof(kr_attention_map);
   place to = {0, 1};
   kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
   load_boxes<OWN>(at.own, k, at.own_full, (int)u.s.k_at + u.key0, u.kv, u.s.k_b);
   load_boxes<OWN>(at.own + OWN * D * 2, v, at.own_full, (int)u.s.k_at + u.key0, u.kv, u.s.k_b);
-  for (int h = u.kv * p.heads; h < (u.kv + 1) * p.heads; h++)
+  for (int h = u.kv * p.heads + of.first; h < u.kv * p.heads + of.end; h++)
     for (int i = u.first, n = u.start; i < u.end; i++, n = n + 1 == u.end ? u.first : n + 1, advance(to)) {
       const uint32_t stage = at.ring + to.stage * 2 * ROWS * D * 2, full = at.full + to.stage * 8;
       kr_barrier_await(at.empty + to.stage * 8, to.round);
@@ -74,10 +74,10 @@ KR_DEV void copy_tiles(const kr_attention_params &p, const layout &at, const uni
     }
 }
 
-KR_DEV void copy_values(const kr_attention_params &p, const layout &at, const unit &u, float *values) {
+KR_DEV void copy_values(const kr_attention_params &p, const layout &at, const unit &u, const walk &of, float *values) {
   const int lane = kr_thread() & 31;
   place to = {0, 1};
-  for (int h = u.kv * p.heads; h < (u.kv + 1) * p.heads; h++)
+  for (int h = u.kv * p.heads + of.first; h < u.kv * p.heads + of.end; h++)
     for (int i = u.first, n = u.start; i < u.end; i++, n = n + 1 == u.end ? u.first : n + 1, advance(to)) {
       kr_barrier_await(at.empty + to.stage * 8, to.round);
       for (int r = lane; r < ROWS; r += 32) {
@@ -145,14 +145,15 @@ KR_DEV void add_sums(unsigned char *stage, uint32_t stage_at, float *to, const f
   if (lane == 0) kr_add_bytes(to, stage_at, WARP_SUMS), kr_commit_stores();
 }
 
-KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, const unit &u, unsigned char *shared,
-                           uint32_t base) {
+KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, const unit &u, const walk &of,
+                           unsigned char *shared, uint32_t base) {
   const lanes me = lanes_here();
-  const int lane = me.thread & 31, warp = me.thread / 32, n_steps = (u.end - u.first) * p.heads;
+  const int lane = me.thread & 31, warp = me.thread / 32, n_steps = (u.end - u.first) * (of.end - of.first);
   const float scale = p.scale * KR_LOG2E, *const values = (const float *)(shared + (at.values - base));
   const uint32_t own_sums = at.sums + (4 * me.group + warp) * WARP_SUMS;
   const int64_t head_sums = (int64_t)p.n_splits * 64 * D;
-  float *sums = p.partial + u.kv * p.heads * head_sums + ((int64_t)sums_tile(p, u.s, u.b) * 4 + warp) * 16 * D +
+  float *sums = p.partial + (u.kv * p.heads + of.first) * head_sums +
+                ((int64_t)sums_tile(p, u.s, u.b) * 4 + warp) * 16 * D +
                 (D == 128 ? me.group * 16 * 64 : me.group * 64 * D);
   float dk[D / 2], dv[D / 2];
   int first_of[2], end_of[2];
@@ -211,6 +212,12 @@ KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, const
     if (++n == u.end) n = u.first;
     if (--left == 0) n = u.start, left = u.end - u.first, sums += head_sums;
   }
+  if (p.split_keys > 1) {
+    kr_raw16 *const part = part_at(p, kr_block_x(), me);
+    store_part(part, dk), store_part(part + 256 * (D / 8), dv);
+    if (lane == 0) kr_stores_read<0>();
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = u.key0 + me.first_row + 8 * r;
@@ -226,18 +233,21 @@ KR_DEV void gradient(const kr_attention_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out(base);
-  const unit u = unit_here<OWN, ROWS>(p);
+  const walk of = walk_here(p);
+  const unit u = unit_here<OWN, ROWS>(p, of.unit);
   if (u.key0 >= u.s.rows_k) return;
   open_barriers(at);
   if (kr_thread() < 128) {
     kr_give_registers<24>();
     if (u.end == u.first) return;
-    if (kr_thread() == 0) copy_tiles(p, at, u, maps);
-    else if (kr_thread() >= 32 && kr_thread() < 64) copy_values(p, at, u, (float *)(shared + (at.values - base)));
+    if (kr_thread() == 0)
+      copy_tiles(p, at, u, of, maps);
+    else if (kr_thread() >= 32 && kr_thread() < 64)
+      copy_values(p, at, u, of, (float *)(shared + (at.values - base)));
     return;
   }
   kr_take_registers<240>();
-  multiply_tiles(p, at, u, shared, base);
+  multiply_tiles(p, at, u, of, shared, base);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_sums(const kr_attention_hopper_params params) {

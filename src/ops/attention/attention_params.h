@@ -46,7 +46,7 @@ typedef struct kr_attention_params {
   const float *slopes;                      /* ALiBi: (batch, head) */
   const void *sinks;                        /* one more logit per head */
   int64_t slopes_b, slopes_h, sinks_h;
-  int32_t n_q_tiles, n_splits, split_keys;
+  int32_t n_q_tiles, n_splits, split_keys; /* the gradient on warpgroups: split_keys parts of the heads of a key head */
   int32_t n_units,
       section; /* tiles of rows by heads by batches; section: (head, batch) pairs run together, for the L2 cache */
   float *partial;                           /* partial results over parts of the keys */

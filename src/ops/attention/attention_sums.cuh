@@ -19,8 +19,8 @@ typedef struct unit {
   int b, kv, key0, first, end, start;
 } unit;
 template <int OWN, int ROWS>
-KR_DEV unit unit_here(const kr_attention_params &p) {
-  const task at = task_of_keys(p, (p.rows_k + OWN - 1) / OWN);
+KR_DEV unit unit_here(const kr_attention_params &p, int index = kr_block_x()) {
+  const task at = task_of_keys(p, (p.rows_k + OWN - 1) / OWN, index);
   unit u;
   u.b = at.b, u.kv = at.h, u.key0 = at.tile * OWN;
   u.s = sequence_of(p, u.b);
