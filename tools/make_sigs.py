@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """make_sigs.py [--with HEADER] OUT.c FILE.sig...: the operators' signatures as the tables of src/runtime/sig.h, with asserts that they
 match the structs of krait/ops.h and op_args.h (or HEADER). Format: docs/ADD_OP.md. make_sigs.py --docs OPS.md FILE.sig...
-rewrites the tables in that file; --check-docs fails if they are out of date. make_sigs.py --public OUT.c ops.h
+rewrites the tables in that file; --check-docs fails if they are out of date. make_sigs.py --public OUT.c HEADER.h...
 FILE.sig...: the operators' public functions, and the tables of src/runtime/public_op.h."""
 import pathlib
 import re
@@ -510,12 +510,13 @@ class Shim:
         return "\n".join(lines)
 
 
-def write_public(out, header, ops):
-    structs = read_structs(header)
+def write_public(out, headers, ops):
+    structs = {name: fields for header in headers for name, fields in read_structs(header).items()}
     unknown = set(structs) - set(ops)
     if unknown:
-        raise Bad("%s: there is no %s.sig" % (header, sorted(unknown)[0]))
-    parts = ["/* The operators' public functions. Made by tools/make_sigs.py from krait/ops.h and the .sig files. */", '#include "all_ops.h"', ""]
+        raise Bad("%s: there is no %s.sig" % (", ".join(headers), sorted(unknown)[0]))
+    parts = ["/* The operators' public functions. Made by tools/make_sigs.py from their public headers and the .sig files. */", '#include "all_ops.h"']
+    parts += ["#include <krait/%s>" % pathlib.Path(header).name for header in headers] + [""]
     parts += [Shim(ops[name], fields).text() for name, fields in structs.items()]
     parts += ["const kr_public_op *const kr_public_ops[] = {%s};" % ", ".join("&" + name for name in structs), "const int32_t kr_n_public_ops = %d;" % len(structs), ""]
     out.write_text("\n".join(parts))
@@ -566,12 +567,13 @@ def rewrite_docs(path, ops, only_check):
 def main(arguments):
     ops, mode = {}, arguments.pop(0) if arguments[0].startswith("--") else None
     structs = arguments.pop(0) if mode == "--with" else "op_args.h"
-    header = arguments.pop(1) if mode == "--public" else None
+    headers = [path for path in arguments if mode == "--public" and path.endswith(".h")]
+    arguments = [path for path in arguments if path not in headers]
     for path in sorted(arguments[1:], key=lambda path: pathlib.Path(path).name) if mode in ("--docs", "--check-docs") else arguments[1:]:
         read_file(pathlib.Path(path), ops)
     try:
-        if header:
-            write_public(pathlib.Path(arguments[0]), header, ops)
+        if headers:
+            write_public(pathlib.Path(arguments[0]), headers, ops)
         elif mode and mode != "--with":
             rewrite_docs(pathlib.Path(arguments[0]), ops, mode == "--check-docs")
         else:

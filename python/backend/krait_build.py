@@ -95,7 +95,7 @@ def _package_files():
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
                 files.append((os.path.relpath(path, _HERE).replace(os.sep, "/"), _read(path)))
-    for name in ("krait.h", "tensor.h", "ops.h", "plan.h", "enhance.h", "restore.h", "shared_lm.h", "trainable.h"):
+    for name in ("krait.h", "tensor.h", "ops.h", "train_ops.h", "plan.h", "enhance.h", "restore.h", "shared_lm.h", "trainable.h"):
         files.append(("krait/include/krait/" + name, _read(os.path.join(_ROOT, "include", "krait", name))))
     return files
 

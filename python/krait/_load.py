@@ -4,7 +4,7 @@ import os
 import threading
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_HEADERS = ("krait.h", "tensor.h", "ops.h", "plan.h", "enhance.h", "restore.h", "shared_lm.h", "trainable.h")
+_HEADERS = ("krait.h", "tensor.h", "ops.h", "train_ops.h", "plan.h", "enhance.h", "restore.h", "shared_lm.h", "trainable.h")
 _lock = threading.Lock()
 _state = {}
 _contexts = {}

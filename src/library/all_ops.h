@@ -12,7 +12,7 @@
 extern const kr_op *const kr_ops[];
 extern const int32_t kr_n_ops;
 const kr_op *kr_op_find(const char *name); /* NULL if there is none */
-/* Those of krait/ops.h. */
+/* Those of krait/ops.h and krait/train_ops.h. */
 extern const kr_public_op *const kr_public_ops[];
 extern const int32_t kr_n_public_ops;
 const kr_public_op *kr_public_find(const char *name);

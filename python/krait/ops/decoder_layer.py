@@ -286,11 +286,3 @@ class _Gated(torch.autograd.Function):
 def gated(calls, x, gate, up, gate_bias, up_bias):
     """silu(x gate^T) (x up^T) of x (B, L, D) contiguous."""
     return _Gated.apply(calls, x, gate, up, gate_bias, up_bias)
-
-
-def scaled_rows(x, by, dtype):
-    """The rows of x (R, N), each times its number in by (R), or (None) as they are, in another type."""
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    by = by if by is None else _of(by[:, None].expand_as(x))
-    calls_of("scaled_rows", x.shape, x.stride(), x.dtype, dtype, x.device, by if by is None else (by.dtype, by.stride())).run("scaled_rows", _POINTWISE, (_of(x), by, _of(out)), _PRODUCT, x_scale=1.0)
-    return out

@@ -4,6 +4,27 @@
 
 #include "op_args.h"
 
+/* ==== cross_entropy (the loss at labels) ==================================================================
+ * krait/train_ops.h has the equations. */
+typedef struct kr_cross_entropy_args {
+  kr_call call;
+  int64_t R, V;
+  float label_smoothing, logit_scale;
+  kr_view logits; /* (R,V) */
+  kr_view labels; /* (R) int32 */
+  kr_view losses; /* (R) float32, or absent */
+  kr_view lse;    /* (R) float32 */
+} kr_cross_entropy_args;
+
+typedef struct kr_cross_entropy_bwd_args {
+  kr_call call;
+  int64_t R, V;
+  float label_smoothing, logit_scale;
+  kr_view logits, labels, lse;
+  kr_view dlosses, dlse; /* (R) float32, or absent */
+  kr_view dlogits;       /* (R,V) */
+} kr_cross_entropy_bwd_args;
+
 /* ==== expert_route, expert_gemm (mixtures of experts) =====================================================
  * expert_route: the K best of a row's E experts, best first, of equal ones the lower, and their weights. Scores are x,
  * softmax x, or sigmoid x. With KR_ROUTE_CHOSEN weights are the softmax of the chosen x, else the chosen scores; with

@@ -3,6 +3,8 @@ processes. Logits keep their type; sums are float32."""
 
 import torch
 
+from krait.ops.cross_entropy import labels_of, row_losses, takes
+
 _ROWS = 1 << 22  # logits converted to float32 at a time
 
 
@@ -71,4 +73,10 @@ class CrossEntropyLoss(torch.autograd.Function):
 def cross_entropy_loss(logits, labels, precomputed_lse=None, label_smoothing=0.0, logit_scale=1.0, lse_square_scale=0.0, ignore_index=-100,
                        inplace_backward=False, process_group=None):
     """logits (rows, classes), labels (rows) -> losses (rows), their lse_square_scale * lse^2 part (rows), both float32."""
+    is_whole = process_group is None or torch.distributed.get_world_size(process_group) == 1
+    if is_whole and precomputed_lse is None and takes(logits) and labels.device == logits.device:
+        labels = labels_of(labels, logits.shape[1], ignore_index)
+        losses, lse = row_losses(logits, labels, label_smoothing, logit_scale, inplace_backward)
+        z_losses = (lse_square_scale * lse.square()).masked_fill(labels < 0, 0.0)
+        return losses + z_losses if lse_square_scale else losses, z_losses.detach()
     return CrossEntropyLoss.apply(logits, labels, precomputed_lse, label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group)
