@@ -10,7 +10,8 @@ extern "C" {
 #endif
 
 /* Cross entropy. With x = logit_scale logits, e = label_smoothing, l = labels[r]:
- *   lse[r] = log sum over v of exp(x[r,v])
+ *   top[r] = max over v of x[r,v], log_sum[r] = log sum over v of exp(x[r,v] - top[r])
+ *   lse[r] = top[r] + log_sum[r], the log of the sum of exp(x[r,v])
  *   losses[r] = lse[r] - (1 - e) x[r,l] - e / V sum over v of x[r,v]
  * A row with a negative label has a loss of 0. A label of V or more is refused on a CPU, and its loss is not a number on
  * a GPU. Sums are float32. */
@@ -19,18 +20,18 @@ typedef struct krait_cross_entropy_args {
   float label_smoothing, logit_scale;
   krait_tensor logits; /* (R,V) any float type */
   krait_tensor labels; /* (R) int32 */
-  krait_tensor losses; /* (R) float32, or absent */
-  krait_tensor lse;    /* (R) float32 */
+  krait_tensor losses, lse;  /* (R) float32, or absent */
+  krait_tensor top, log_sum; /* (R) float32: read by the gradient, whose digits lse has not where logits are large */
 } krait_cross_entropy_args;
 
 KRAIT_API int32_t krait_cross_entropy(const krait_ctx *ctx, const krait_cross_entropy_args *args);
 
 /* Its gradient: dlogits[r,v] = logit_scale (dlosses[r] (p - (1 - e) [v = l] - e / V) + dlse[r] p), p = exp(x[r,v] -
- * lse[r]). */
+ * top[r] - log_sum[r]). */
 typedef struct krait_cross_entropy_bwd_args {
   krait_call call;
   float label_smoothing, logit_scale;
-  krait_tensor logits, labels, lse;
+  krait_tensor logits, labels, top, log_sum;
   krait_tensor dlosses, dlse; /* (R) float32; absent: 0 */
   krait_tensor dlogits;       /* (R,V); may be logits */
 } krait_cross_entropy_bwd_args;

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from .._call import Operator
 from .._torch import is_traced, once
 
-_FORWARD = Operator("cross_entropy", "logits labels losses lse")
-_BACKWARD = Operator("cross_entropy_bwd", "logits labels lse dlosses dlse dlogits")
+_FORWARD = Operator("cross_entropy", "logits labels losses lse top log_sum")
+_BACKWARD = Operator("cross_entropy_bwd", "logits labels top log_sum dlosses dlse dlogits")
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_CLASSES = (1 << 31) - 1
 
@@ -23,9 +23,9 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, labels, smoothing, scale, in_place):
-        losses, lse = [torch.empty(len(labels), dtype=torch.float32, device=logits.device) for _ in range(2)]
-        _FORWARD.run((logits, labels, losses, lse), label_smoothing=smoothing, logit_scale=scale)
-        ctx.save_for_backward(logits, labels, lse)
+        losses, lse, *kept = torch.empty(4, len(labels), dtype=torch.float32, device=logits.device)
+        _FORWARD.run((logits, labels, losses, lse, *kept), label_smoothing=smoothing, logit_scale=scale)
+        ctx.save_for_backward(logits, labels, *kept)
         ctx.set_materialize_grads(False)
         ctx.options = smoothing, scale, in_place
         return losses, lse
@@ -33,10 +33,10 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx, dlosses, dlse):
-        logits, labels, lse = ctx.saved_tensors
+        logits, labels, *kept = ctx.saved_tensors
         smoothing, scale, in_place = ctx.options
         dlogits = logits if in_place else torch.empty_like(logits)
-        _BACKWARD.run((logits, labels, lse, dlosses, dlse, dlogits), label_smoothing=smoothing, logit_scale=scale)
+        _BACKWARD.run((logits, labels, *kept, dlosses, dlse, dlogits), label_smoothing=smoothing, logit_scale=scale)
         return dlogits, None, None, None, None
 
 
@@ -47,8 +47,11 @@ def row_losses(logits, labels, label_smoothing=0.0, logit_scale=1.0, in_place=Fa
 
 
 def labels_of(target, n_classes, ignore_index):
-    """As row_losses takes them: -1 where ignored; what is no class is one too many, which a CPU refuses, and whose loss on a GPU is not a number."""
-    return target.masked_fill((target < 0) | (target > n_classes), n_classes).masked_fill(target == ignore_index, -1).to(torch.int32)
+    """As row_losses takes them: -1 where ignored. What is no class raises torch's error on a CPU; on a GPU its loss is not a number."""
+    labels = target.masked_fill((target < 0) | (target > n_classes), n_classes).masked_fill(target == ignore_index, -1)
+    if labels.is_cpu and bool((labels == n_classes).any()):
+        raise IndexError("Target %d is out of bounds." % int(target[labels == n_classes][0]))
+    return labels.to(torch.int32)
 
 
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):

@@ -12,15 +12,15 @@ typedef struct kr_cross_entropy_args {
   float label_smoothing, logit_scale;
   kr_view logits; /* (R,V) */
   kr_view labels; /* (R) int32 */
-  kr_view losses; /* (R) float32, or absent */
-  kr_view lse;    /* (R) float32 */
+  kr_view losses, lse;  /* (R) float32, or absent */
+  kr_view top, log_sum; /* (R) float32 */
 } kr_cross_entropy_args;
 
 typedef struct kr_cross_entropy_bwd_args {
   kr_call call;
   int64_t R, V;
   float label_smoothing, logit_scale;
-  kr_view logits, labels, lse;
+  kr_view logits, labels, top, log_sum;
   kr_view dlosses, dlse; /* (R) float32, or absent */
   kr_view dlogits;       /* (R,V) */
 } kr_cross_entropy_bwd_args;

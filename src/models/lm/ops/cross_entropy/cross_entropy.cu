@@ -112,7 +112,8 @@ KR_DEV void write_losses(const kr_cross_entropy_params &p) {
   if (kr_thread()) return;
   const int32_t label = ((const int32_t *)p.labels.data)[r * p.labels.stride[0]];
   const float log_sum = kr_log2(all.sum) * KR_LN2;
-  ((float *)p.lse.data)[r * p.lse.stride[0]] = all.top + log_sum;
+  ((float *)p.top.data)[r * p.top.stride[0]] = all.top, ((float *)p.log_sum.data)[r * p.log_sum.stride[0]] = log_sum;
+  if (p.lse.data) ((float *)p.lse.data)[r * p.lse.stride[0]] = all.top + log_sum;
   if (!p.losses.data) return;
   float loss = label < 0 ? 0.0f : __builtin_nanf("");
   if (label >= 0 && label < p.V) {
@@ -123,9 +124,9 @@ KR_DEV void write_losses(const kr_cross_entropy_params &p) {
   ((float *)p.losses.data)[r * p.losses.stride[0]] = loss;
 }
 
-/* What a row's gradients are made of: exp(x - lse) by_exp - all, and - own at the label. */
+/* What a row's gradients are made of: exp(x - top - log_sum) by_exp - all, and - own at the label. */
 typedef struct slopes {
-  float lse, by_exp, all, own;
+  float top, log_sum, by_exp, all, own;
   int64_t label;
 } slopes;
 KR_DEV slopes slopes_of(const kr_cross_entropy_params &p, int64_t r) {
@@ -134,7 +135,8 @@ KR_DEV slopes slopes_of(const kr_cross_entropy_params &p, int64_t r) {
   if (label >= p.V) dloss = __builtin_nanf("");
   const float dlse = p.dlse.data ? ((const float *)p.dlse.data)[r * p.dlse.stride[0]] : 0.0f;
   slopes s;
-  s.lse = ((const float *)p.lse.data)[r * p.lse.stride[0]];
+  s.top = ((const float *)p.top.data)[r * p.top.stride[0]];
+  s.log_sum = ((const float *)p.log_sum.data)[r * p.log_sum.stride[0]];
   s.by_exp = p.scale * (dloss + dlse);
   s.all = p.scale * dloss * p.smoothing / (float)p.V;
   s.own = p.scale * dloss * (1.0f - p.smoothing);
@@ -143,7 +145,7 @@ KR_DEV slopes slopes_of(const kr_cross_entropy_params &p, int64_t r) {
 }
 KR_DEV float slope_at(const slopes &s, float x, int64_t v) {
   const float by_label = v == s.label ? s.own + s.all : s.all;
-  return s.by_exp == 0.0f ? -by_label : s.by_exp * kr_exp2((x - s.lse) * KR_LOG2E) - by_label;
+  return s.by_exp == 0.0f ? -by_label : s.by_exp * kr_exp2((x - s.top - s.log_sum) * KR_LOG2E) - by_label;
 }
 
 template <int DTYPE>

@@ -1,5 +1,5 @@
 /* cross_entropy_check.c: random losses: rows around what a block of threads takes at once, of any alignment; some rows
- * without a label. A gradient's log-sum-exp is that of its logits. */
+ * without a label. A gradient's largest values and sums are those of its logits. */
 #include "check.h"
 #include "lm_ops.h"
 #include "status.h"
@@ -26,6 +26,6 @@ int32_t kr_cross_entropy_bwd_case(kr_case *c, int64_t index) {
   if (c->is_unfilled) return KRAIT_OK;
   kr_cross_entropy_args a = {
       .R = b->R, .V = b->V, .label_smoothing = b->label_smoothing, .logit_scale = b->logit_scale};
-  a.logits = b->logits, a.labels = b->labels, a.lse = b->lse;
+  a.logits = b->logits, a.labels = b->labels, a.top = b->top, a.log_sum = b->log_sum;
   return kr_cross_entropy_ref(NULL, &a);
 }

@@ -1,6 +1,6 @@
 /* cross_entropy_ref.c: the loss at labels, written to be read; double accumulation. With x = logit_scale logits, e =
  * label_smoothing, and l = labels[r]:
- *   lse[r] = log sum over v of exp(x[r,v])
+ *   top[r] = max over v of x[r,v], log_sum[r] = log sum over v of exp(x[r,v] - top[r]), lse[r] = their sum
  *   losses[r] = lse[r] - (1 - e) x[r,l] - e / V sum over v of x[r,v]; 0 without a label (l < 0)
  *   dlogits[r,v] = logit_scale (dlosses[r] (exp(x[r,v] - lse[r]) - (1 - e) [v = l] - e / V) + dlse[r] exp(x[r,v] -
  *   lse[r])), where dlosses counts as 0 without a label. */
@@ -23,7 +23,8 @@ int32_t kr_cross_entropy_ref(const krait_ctx *ctx, const void *args) {
       const double x = scale * kr_get(&a->logits, kr_at2(&a->logits, r, v));
       sum += exp(x - top), below += top - x;
     }
-    kr_put(&a->lse, kr_at1(&a->lse, r), top + log(sum));
+    kr_put(&a->top, kr_at1(&a->top, r), top), kr_put(&a->log_sum, kr_at1(&a->log_sum, r), log(sum));
+    if (kr_has(&a->lse)) kr_put(&a->lse, kr_at1(&a->lse, r), top + log(sum));
     double loss = 0;
     if (label >= 0) {
       const double own = top - scale * kr_get(&a->logits, kr_at2(&a->logits, r, label));
@@ -41,7 +42,7 @@ int32_t kr_cross_entropy_bwd_ref(const krait_ctx *ctx, const void *args) {
   KR_TRY(kr_need_rows("cross_entropy_bwd", "labels", &a->labels, a->R, a->V));
   for (int64_t r = 0; r < a->R; r++) {
     const int32_t label = kr_get_i32(&a->labels, kr_at1(&a->labels, r));
-    const double lse = kr_get(&a->lse, kr_at1(&a->lse, r)),
+    const double lse = kr_get(&a->top, kr_at1(&a->top, r)) + kr_get(&a->log_sum, kr_at1(&a->log_sum, r)),
                  dloss = label >= 0 && kr_has(&a->dlosses) ? kr_get(&a->dlosses, kr_at1(&a->dlosses, r)) : 0,
                  dlse = kr_has(&a->dlse) ? kr_get(&a->dlse, kr_at1(&a->dlse, r)) : 0;
     for (int64_t v = 0; v < a->V; v++) {

@@ -55,7 +55,9 @@ static void lose_rows(void *user, int64_t begin, int64_t end, int worker) {
       loss = s.log_sum + (1 - smoothing) * (s.top - x);
       if (smoothing > 0) loss += smoothing * (s.top - s.total / (float)a->V);
     }
-    kr_put(&a->lse, kr_at1(&a->lse, r), (double)(s.top + s.log_sum));
+    kr_put(&a->top, kr_at1(&a->top, r), (double)s.top);
+    kr_put(&a->log_sum, kr_at1(&a->log_sum, r), (double)s.log_sum);
+    if (kr_has(&a->lse)) kr_put(&a->lse, kr_at1(&a->lse, r), (double)(s.top + s.log_sum));
     if (kr_has(&a->losses)) kr_put(&a->losses, kr_at1(&a->losses, r), (double)loss);
   }
 }
@@ -69,7 +71,8 @@ int32_t KR_FN(kr_cross_entropy)(const krait_ctx *ctx, const void *args) {
 
 static void slope_row(const kr_cross_entropy_bwd_args *a, int64_t r) {
   const int32_t label = kr_get_i32(&a->labels, kr_at1(&a->labels, r));
-  const float lse = (float)kr_get(&a->lse, kr_at1(&a->lse, r)),
+  const float top = (float)kr_get(&a->top, kr_at1(&a->top, r)),
+              log_sum = (float)kr_get(&a->log_sum, kr_at1(&a->log_sum, r)),
               dloss = label >= 0 && kr_has(&a->dlosses) ? (float)kr_get(&a->dlosses, kr_at1(&a->dlosses, r)) : 0,
               dlse = kr_has(&a->dlse) ? (float)kr_get(&a->dlse, kr_at1(&a->dlse, r)) : 0,
               by_exp = a->logit_scale * (dloss + dlse), all = a->logit_scale * dloss * a->label_smoothing / (float)a->V;
@@ -78,7 +81,7 @@ static void slope_row(const kr_cross_entropy_bwd_args *a, int64_t r) {
     const int64_t n = a->V - v < PIECE ? a->V - v : PIECE;
     load_piece(x, &a->logits, r, v, n, a->logit_scale, 0);
     for (int64_t i = 0; i < n; i += KR_VL) {
-      const kr_v p = kr_v_exp(kr_v_sub(kr_v_load(x + i), kr_v_set1(lse)));
+      const kr_v p = kr_v_exp(kr_v_sub(kr_v_sub(kr_v_load(x + i), kr_v_set1(top)), kr_v_set1(log_sum)));
       kr_v_store(x + i, by_exp == 0 ? kr_v_set1(-all) : kr_v_fma(p, kr_v_set1(by_exp), kr_v_set1(-all)));
     }
     if (label >= v && label < v + n) x[label - v] -= a->logit_scale * dloss * (1 - a->label_smoothing);
