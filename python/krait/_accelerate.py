@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch.nn.modules import module as _nn_module
 
-from . import _decoder_layers
+from . import _decoder_layers, _mamba_layers
 from ._attention_lm import AttentionModel
 from ._language import Generate, LanguageModel
 from ._language_loss import causal_lm_loss
@@ -15,6 +15,7 @@ from ._torch import is_traced
 
 _KINDS = [PrimeKnet]  # whose forward is replaced
 _LANGUAGE = [LanguageModel, AttentionModel]  # whose generate is
+_LAYERS = {_decoder_layers: _decoder_layers.DecoderLayer, _mamba_layers: _mamba_layers.MambaLayer}  # whose layers are
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _TOLERANCE = 1e-4
@@ -126,7 +127,7 @@ def accelerated(model):
         if isinstance(module.__dict__.get("generate"), Generate):
             found[name] = Generate.title
         if _has_our_layers(module):
-            found[(name + ".layers").lstrip(".")] = _decoder_layers.DecoderLayer.title
+            found[(name + ".layers").lstrip(".")] = module.layers[0].__dict__["forward"].title
     return found
 
 
@@ -136,22 +137,23 @@ _LOSS = "_loss_function"  # of transformers' models: what their property loss_fu
 def _accelerate_losses(model):
     """Those of language models whose layers are krait's."""
     for module in model.modules():
-        inner = getattr(module, "model", None)
+        inner = getattr(module, "model", getattr(module, "backbone", None))
         if isinstance(inner, torch.nn.Module) and _has_our_layers(inner) and hasattr(module, "lm_head") and _LOSS not in module.__dict__:
             if getattr(module.loss_function, "__name__", None) == "ForCausalLMLoss":
                 module.loss_function = causal_lm_loss
 
 
 def _has_our_layers(model):
-    return _decoder_layers.looks_like(model) and type(model.layers[0].__dict__.get("forward")) is _decoder_layers.DecoderLayer
+    return any([of.looks_like(model) and type(model.layers[0].__dict__.get("forward")) is kind for of, kind in _LAYERS.items()])
 
 
 def _accelerate_layers(model):
-    """-> whether layers of decoders inside are krait's now; why others are not."""
+    """-> whether layers of language models inside are krait's now; why others are not."""
     done, reasons = False, []
     for name, module in model.named_modules():
-        if _decoder_layers.looks_like(module) and not _has_our_layers(module):
-            why = _decoder_layers.install(module)
+        of = next((of for of in _LAYERS if of.looks_like(module)), None)
+        if of is not None and not _has_our_layers(module):
+            why = of.install(module)
             done = done or why is None
             reasons += ["%s (%s): %s" % (type(module).__name__, name, why)] if why else []
     return done, reasons
@@ -160,7 +162,7 @@ def _accelerate_layers(model):
 def decelerate(model):
     """The model, without what accelerate() has put into it."""
     for module in model.modules():
-        for name, kinds in (("forward", (Forward, _decoder_layers.DecoderLayer)), ("generate", (Generate,))):
+        for name, kinds in (("forward", (Forward, *_LAYERS.values())), ("generate", (Generate,))):
             if isinstance(module.__dict__.get(name), kinds):
                 del module.__dict__[name]
         if module.__dict__.get(_LOSS) is causal_lm_loss:
@@ -171,8 +173,8 @@ def decelerate(model):
 def accelerate(model):
     """The model, in which each part that krait knows runs as krait's, on the model's own parameters:
     PrimeKnet as one graph, forward and gradient; generate of language models of Mamba and Mamba-2 (transformers, mamba_ssm) and of attention as
-    Qwen2, Llama, Mistral and Qwen3 have it (transformers), whose step is recorded once on a GPU; and of the latter, forward and gradient, the
-    layers and the loss. It keeps its state_dict, optimiser, autocast, hooks on the whole, checkpoints of activations and
+    Qwen2, Llama, Mistral and Qwen3 have it (transformers), whose step is recorded once on a GPU; and of transformers' models, forward and gradient,
+    the layers and the loss. It keeps its state_dict, optimiser, autocast, hooks on the whole, checkpoints of activations and
     DistributedDataParallel; its class's forward runs where krait does not compute a call: hooks on modules inside, other types,
     torch.compile and torch.export, fake tensors, torch.func. What is not recognised is left alone, and a warning says why.
     krait.accelerated(model) lists what is accelerated, krait.decelerate(model) takes it back."""

@@ -9,6 +9,7 @@ from torch.nn.modules import module as _nn_module
 
 from ._call import place
 from ._decoder_layers import DecoderLayer
+from ._mamba_layers import MambaLayer
 from ._shared_lm import SharedLM
 from ._torch import is_traced
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
@@ -16,6 +17,7 @@ from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 
 _CHECK_EVERY = 32    # steps between looks at a GPU's tokens for the end
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_OUR_LAYERS = (DecoderLayer, MambaLayer)
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _NUMBERS = ("eps", "variance_epsilon", "scaling", "attention_scaling", "head_dim", "time_step_limit", "dt_limit")  # of modules, by which they compute
 _MOST_SHARED = 1024  # sequences of the library's graphs
@@ -105,7 +107,7 @@ _copy_each = getattr(torch, "_foreach_copy_", None) or (lambda to, parameters: [
 
 
 def _has_more(modules):
-    return any([m._forward_hooks or m._forward_pre_hooks or ("forward" in m.__dict__ and type(m.__dict__["forward"]) is not DecoderLayer) for m in modules]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS])
+    return any([m._forward_hooks or m._forward_pre_hooks or ("forward" in m.__dict__ and type(m.__dict__["forward"]) not in _OUR_LAYERS) for m in modules]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS])
 
 
 class Survey:
