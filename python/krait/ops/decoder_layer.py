@@ -11,13 +11,12 @@ from .._call import Call, Operator
 from .._torch import once, zeros_like
 from .attention import BACKWARD, FORWARD, ROTARY
 from .norms import ADD_NORM, ADD_NORM_BWD, GATED_NORM, GATED_NORM_BWD, add_norm
-from .product import matmul
+from .product import matmul, product_in
 
 _POINTWISE = Operator("pointwise", "x y out", x=(0, 4), y=(0, 4), out=(0, 4))
 _RMS, _CAUSAL, _ANY_ORDER, _INVERSE = 1, 1, 4, 2
 _PRODUCT, _GATE = 1, 4   # KRAIT_POINTWISE_*
 _SILU = 1                # KRAIT_ACT_SILU
-_HAS_OUT_DTYPE = "out_dtype" in (torch.mm.__doc__ or "")
 _known = {}
 _MOST_KNOWN = 256
 
@@ -60,18 +59,16 @@ def _joined(parts, dtype):
     return out
 
 
-def _product_in(dtype, a, b):
-    """a b, of 16-bit matrices in float32 where that is wanted and torch can."""
-    if _HAS_OUT_DTYPE and dtype is torch.float32 and a.is_cuda and a.dtype is not dtype:
-        return torch.mm(a, b, out_dtype=dtype)
-    return matmul(a, b)
+def _kept(joined, parts):
+    """What a node keeps of joined weights: those of another type, as autocast does, so that its gradient need not convert them again."""
+    return None if joined.dtype is parts[0].dtype else joined
 
 
 def _weight_gradients(ctx, at, weights, dout, x):
     """Of weights that are one product, the first of them argument `at` of the node."""
     if not any(ctx.needs_input_grad[at:at + len(weights)]):
         return [None] * len(weights)
-    pieces = _product_in(weights[0].dtype, dout.t(), x).split([w.shape[0] for w in weights])
+    pieces = product_in(weights[0].dtype, dout.t(), x).split([w.shape[0] for w in weights])
     return [g.to(w.dtype) if wanted else None for g, w, wanted in zip(pieces, weights, ctx.needs_input_grad[at:])]
 
 
@@ -90,15 +87,16 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight, bias)
-        return matmul(_rows(x), _joined((weight,), x.dtype).t(), _joined((bias,), x.dtype)).view(*x.shape[:-1], weight.shape[0])
+        joined = _joined((weight,), x.dtype)
+        ctx.save_for_backward(x, weight, bias, _kept(joined, (weight,)))
+        return matmul(_rows(x), joined.t(), _joined((bias,), x.dtype)).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     @once
     def backward(ctx, dout):
-        x, weight, bias = ctx.saved_tensors
+        x, weight, bias, joined = ctx.saved_tensors
         dout = _rows(dout.contiguous())
-        dx = matmul(dout, _joined((weight,), x.dtype)).view(x.shape) if ctx.needs_input_grad[0] else None
+        dx = matmul(dout, _joined((weight,), x.dtype) if joined is None else joined).view(x.shape) if ctx.needs_input_grad[0] else None
         return (dx, *_weight_gradients(ctx, 1, (weight,), dout, _rows(x)), *_bias_gradients(ctx, 2, (bias,), dout))
 
 
@@ -190,7 +188,8 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, calls, heads, x, cos, sin, is_kept, *projections):
         p, (B, L, D) = Projections(*projections), x.shape
         rows, all_heads = x.view(-1, D), heads.queries + 2 * heads.keys
-        made = matmul(rows, _joined(p[:3], x.dtype).t(), _joined(p[3:6], x.dtype))
+        joined = _joined(p[:3], x.dtype)
+        made = matmul(rows, joined.t(), _joined(p[3:6], x.dtype))
         qkv = made.view(B, L, all_heads, heads.size)
         qk, v = qkv[:, :, :heads.turned], qkv[:, :, heads.turned:]
         normed, n = None, heads.turned * heads.size
@@ -203,7 +202,7 @@ class _Attention(torch.autograd.Function):
         out = torch.empty(B, L, heads.queries, heads.size, dtype=x.dtype, device=x.device)
         lse = torch.empty(B, heads.queries, L, dtype=torch.float32, device=x.device)
         calls.run("attention", FORWARD, (q, k, v, *_NONE, out, lse), _CAUSAL, scale=heads.scale)
-        ctx.save_for_backward(x, cos, sin, made, None if heads.eps is None else qk, out, lse, *projections)
+        ctx.save_for_backward(x, cos, sin, made, None if heads.eps is None else qk, out, lse, _kept(joined, p), *projections)
         ctx.set_materialize_grads(False)
         ctx.calls, ctx.heads = calls, heads
         kept = (k.transpose(1, 2), v.transpose(1, 2)) if is_kept else (None, None)
@@ -212,7 +211,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx, dout, dk_kept, dv_kept):
-        x, cos, sin, made, qk, out, lse, *projections = ctx.saved_tensors
+        x, cos, sin, made, qk, out, lse, joined, *projections = ctx.saved_tensors
         p, heads, calls, (B, L, D) = Projections(*projections), ctx.heads, ctx.calls, x.shape
         dout = zeros_like(out) if dout is None else dout
         dout = dout.contiguous().view(out.shape)
@@ -239,7 +238,7 @@ class _Attention(torch.autograd.Function):
             calls.run(("head_norm_bwd", weights.dtype), GATED_NORM_BWD, (made[:, :n], None, weights, None, dqk.view(-1, n), dmade[:, :n], None, dweights, None), _RMS, group_size=heads.size,
                       eps=heads.eps)
             of_norms = [g.view(-1, heads.size).sum(0) for g in dweights.split([heads.queries * heads.size, heads.keys * heads.size])]
-        dx = matmul(dmade, _joined(p[:3], x.dtype)).view(x.shape) if ctx.needs_input_grad[2] else None
+        dx = matmul(dmade, _joined(p[:3], x.dtype) if joined is None else joined).view(x.shape) if ctx.needs_input_grad[2] else None
         of_weights = _weight_gradients(ctx, _FIRST, p[:3], dmade, x.view(-1, D))
         return (None, None, dx, None, None, None, *of_weights, *_bias_gradients(ctx, _FIRST + 3, p[3:6], dmade), *of_norms)
 
@@ -264,22 +263,22 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, calls, x, gate, up, gate_bias, up_bias):
-        rows, n = _rows(x), gate.shape[0]
-        both = matmul(rows, _joined((gate, up), x.dtype).t(), _joined((gate_bias, up_bias), x.dtype))
+        rows, n, joined = _rows(x), gate.shape[0], _joined((gate, up), x.dtype)
+        both = matmul(rows, joined.t(), _joined((gate_bias, up_bias), x.dtype))
         out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
         calls.run(("gated", n, both.shape), _POINTWISE, (_of(both[:, :n]), _of(both[:, n:]), _of(out)), _PRODUCT, activation=_SILU, x_scale=1.0)
-        ctx.save_for_backward(x, both, gate, up, gate_bias, up_bias)
+        ctx.save_for_backward(x, both, _kept(joined, (gate,)), gate, up, gate_bias, up_bias)
         ctx.calls = calls
         return out.view(*x.shape[:-1], n)
 
     @staticmethod
     @once
     def backward(ctx, dout):
-        x, both, gate, up, gate_bias, up_bias = ctx.saved_tensors
+        x, both, joined, gate, up, gate_bias, up_bias = ctx.saved_tensors
         calls = ctx.calls
         dout, dboth = _rows(dout.contiguous()), torch.empty_like(both)
         calls.run(("gated_bwd", both.shape), _POINTWISE, (_halves(both), _of(dout).expand(2, -1, -1, -1), _halves(dboth)), _GATE, activation=_SILU)
-        dx = matmul(dboth, _joined((gate, up), x.dtype)).view(x.shape) if ctx.needs_input_grad[1] else None
+        dx = matmul(dboth, _joined((gate, up), x.dtype) if joined is None else joined).view(x.shape) if ctx.needs_input_grad[1] else None
         return (None, dx, *_weight_gradients(ctx, 2, (gate, up), dboth, _rows(x)), *_bias_gradients(ctx, 4, (gate_bias, up_bias), dboth))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, is_grad_enabled
 from . import composed
 from .._call import ANY, Call, Operator, load, place, signer
 from .._torch import allows_tf32, autocast_dtype, custom_op, is_traced, is_wide, layout, once, zeros_like
-from .product import matmul
+from .product import matmul, product_in
 from .ssd import LEAST
 
 _ONE_OF_HEAD = (1, 2, ANY)  # D may lack the channel axis: one value per head
@@ -250,11 +250,11 @@ def _forward_whole(plan, keep, x, w, A, seq_idx):
         if keep:
             _load_with_gradient(call, _WHOLE_BACKWARD, (*packed, zx, xBC, y, gated, out, final, *packed[:12]), x, o)
     call.run((*inputs, *outputs))
-    return out, final, (zx, A, seq_idx, xBC, y, gated)
+    return out, final, (zx, A, seq_idx, xBC, y, gated, None, None)
 
 
 def _backward_whole(plan, x, w, kept, dout, dfinal, wanted):
-    o, (zx, A, seq_idx, xBC, y, gated) = plan.options, kept
+    o, (zx, A, seq_idx, xBC, y, gated, *_) = plan.options, kept
     inputs = _whole_inputs(x, w, A, seq_idx)
     grads = [torch.empty_like(t) if t is not None and want else None for t, want in zip(inputs[:12], wanted)]
     call = plan.calls[1].follower(_WHOLE_BACKWARD, (layout(dout), layout(dfinal), wanted))
@@ -264,32 +264,37 @@ def _backward_whole(plan, x, w, kept, dout, dfinal, wanted):
     return [*grads, None]
 
 
+def _converted(weight, dtype):
+    """A weight in autocast's type, to be kept for the gradient as autocast does; None: it needs no conversion."""
+    return None if weight is None or dtype is None or weight.dtype is dtype else weight.to(dtype)
+
+
 def _forward(plan, keep, x, w):
     """-> (out, final states, saved tensors)."""
     o, dtype = plan.options, plan.dtype
     if plan.is_whole:
         return _forward_whole(plan, keep, x, w, w.A if o.log_A else w.A.float(), None if w.seq_idx is None else w.seq_idx.to(torch.int32))
-    zx = x
+    zx, first, last = x, _converted(w.in_proj, dtype), _converted(w.out_proj, dtype)
     if w.in_proj is not None:
-        zx = matmul(rows_of(cast(x, dtype)), cast(w.in_proj, dtype).t(), cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
+        zx = matmul(rows_of(cast(x, dtype)), (w.in_proj if first is None else first).t(), cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
     A = w.A if o.log_A else w.A.float()
     seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     gated, final, xBC, y = _run_inner(plan.calls[keep], inputs, o, keep)
-    out = gated if w.out_proj is None else matmul(rows_of(cast(gated, dtype)), cast(w.out_proj, dtype).t(), cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
-    return out, final, (zx, A, seq_idx, xBC, y, None if w.out_proj is None else gated)
+    out = gated if w.out_proj is None else matmul(rows_of(cast(gated, dtype)), (w.out_proj if last is None else last).t(), cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
+    return out, final, (zx, A, seq_idx, xBC, y, None if w.out_proj is None else gated, first, last)
 
 
-def project_backward(d, rows, weight, bias, wanted, needs_rows):
-    """d: gradient of rows weight^T + bias, as rows -> gradients of rows, weight, bias."""
+def project_backward(d, rows, weight, bias, wanted, needs_rows, converted=None):
+    """d: gradient of rows weight^T + bias, as rows; converted: the weight in d's type, if it is there -> gradients of rows, weight, bias."""
     kind = d.dtype
-    return (matmul(d, weight.to(kind)) if needs_rows else None, matmul(d.t(), rows.to(kind)).to(weight.dtype) if wanted[0] else None,
+    return (matmul(d, weight.to(kind) if converted is None else converted) if needs_rows else None, product_in(weight.dtype, d.t(), rows.to(kind)) if wanted[0] else None,
             d.sum(0).to(bias.dtype) if bias is not None and wanted[1] else None)
 
 
 def _backward(plan, x, w, kept, dout, dfinal, wanted):
     """-> gradients of x and of the weights; wanted: for which of them."""
-    o, (zx, A, seq_idx, xBC, y, gated) = plan.options, kept
+    o, (zx, A, seq_idx, xBC, y, gated, first, last) = plan.options, kept
     grads = [None] * 13
     if dout is None:
         dout = zx.new_zeros(*plan.shape, (w.out_proj.shape[0] if w.out_proj is not None else o.d_mlp + A.shape[0] * o.headdim))
@@ -300,7 +305,7 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
     if w.out_proj is not None:
         rows = rows_of(dout)
         rows = rows.contiguous() if 0 in rows.stride() else rows  # else both products would copy an expanded tensor
-        dout, grads[9], grads[10] = project_backward(rows, rows_of(gated), w.out_proj, w.out_bias, wanted[9:11], True)
+        dout, grads[9], grads[10] = project_backward(rows, rows_of(gated), w.out_proj, w.out_bias, wanted[9:11], True, last)
         dout = dout.to(gated.dtype).view(gated.shape)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     inside = (True, *wanted[3:9], wanted[11])
@@ -311,7 +316,7 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
     if w.in_proj is None:
         grads[0] = dzx
     else:
-        dx, grads[1], grads[2] = project_backward(rows_of(dzx), rows_of(x), w.in_proj, w.in_bias, wanted[1:3], wanted[0])
+        dx, grads[1], grads[2] = project_backward(rows_of(dzx), rows_of(x), w.in_proj, w.in_bias, wanted[1:3], wanted[0], first)
         grads[0] = None if dx is None else dx.view(x.shape).to(x.dtype)
     return grads
 
@@ -329,7 +334,7 @@ class _Block(torch.autograd.Function):
     @once
     def backward(ctx, dout, dfinal=None):
         x, *tensors = ctx.saved_tensors
-        call = ctx.plan, x, Weights(*tensors[6:]), tensors[:6], dout, dfinal, ctx.needs_input_grad[1:]
+        call = ctx.plan, x, Weights(*tensors[8:]), tensors[:8], dout, dfinal, ctx.needs_input_grad[1:]
         if autocast_dtype(x) is None:
             return (None, *_backward(*call))
         with torch.autocast(x.device.type, enabled=False):

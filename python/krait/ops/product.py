@@ -12,6 +12,7 @@ from .._torch import allows_tf32, autocast_dtype, is_traced, is_watched, once
 GEMM = Operator("gemm", "A Bmat bias residual out")
 _FASTER = ("simd_amx_tiles", "hopper_tiles_halves", "hopper_tiles_tf32")  # implementations that are faster than torch
 _TF32 = 1  # KRAIT_GEMM_TF32
+_HAS_OUT_DTYPE = "out_dtype" in (torch.mm.__doc__ or "")
 _calls = {}
 _MOST_CALLS = 1024
 _LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast on a CPU,
@@ -63,6 +64,13 @@ def matmul(a, b, bias=None):
             call.run((a, b, bias, None, out))
             return out
     return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+
+
+def product_in(dtype, a, b):
+    """a b in this type; of 16-bit matrices in float32 by the product itself where torch can."""
+    if _HAS_OUT_DTYPE and dtype is torch.float32 and a.is_cuda and a.dtype is not dtype:
+        return torch.mm(a, b, out_dtype=dtype)
+    return matmul(a, b).to(dtype)
 
 
 class _Linear(torch.autograd.Function):
