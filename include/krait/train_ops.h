@@ -1,5 +1,5 @@
-/* train_ops.h: operators that only training needs, called as those of ops.h (a krait_call first; sizes from the tensors'
- * shapes): the loss of a language model. */
+/* train_ops.h: operators that only training needs, called as those of ops.h (a krait_call first; sizes are those of the
+ * tensors): the loss of a language model. */
 #ifndef KRAIT_TRAIN_OPS_H
 #define KRAIT_TRAIN_OPS_H
 
@@ -13,8 +13,8 @@ extern "C" {
  *   top[r] = max over v of x[r,v], log_sum[r] = log sum over v of exp(x[r,v] - top[r])
  *   lse[r] = top[r] + log_sum[r], the log of the sum of exp(x[r,v])
  *   losses[r] = lse[r] - (1 - e) x[r,l] - e / V sum over v of x[r,v]
- * A row with a negative label has a loss of 0. A label of V or more is refused on a CPU, and its loss is not a number on
- * a GPU. Sums are float32. */
+ * A row with a negative label has a loss of 0. A label of V or more is refused on a CPU; on a GPU its loss is not a
+ * number. Sums are float32. */
 typedef struct krait_cross_entropy_args {
   krait_call call;
   float label_smoothing, logit_scale;

@@ -340,6 +340,54 @@ static void either_end_of_a_causal_call_is_right(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* The gradient on hopper, where blocks of keys are few: the heads that share keys in parts of unlike size, whose sums
+ * are added; with packed sequences, one of them empty. */
+static void parts_of_heads_are_added(void **state) {
+  enum { SQ = 70, SK = 130, SB = 3, SH = 5, SD = 64, ROWS_N = SB * SQ * SH * SD, KEYS_N = SB * SK * SD };
+  static float random[2 * ROWS_N + 2 * KEYS_N];
+  static _Alignas(16) uint16_t in[2 * ROWS_N + 2 * KEYS_N], out[ROWS_N], got[2][ROWS_N + 2 * KEYS_N];
+  static float lse[SB * SH * SQ];
+  static int32_t offsets[2][SB + 1] = {{0, SQ, SQ, SB * SQ}, {0, 40, 50, SB * SK}};
+  (void)state;
+  fill_random(random, sizeof random / sizeof *random);
+  for (size_t i = 0; i < sizeof in / sizeof *in; i++) in[i] = kr_float_to_bf16(random[i]);
+  for (int call = 0; call < 4; call++) {
+    const int packed = call / 2, Lq = packed ? SB * SQ : SQ, Lk = packed ? SB * SK : 128;
+    krait_ctx *ctx = open_device(90, MUCH, packed ? 4 : 1); /* 3 parts of 3 blocks, and of 12 */
+    const uint32_t flags = KRAIT_ATTENTION_CAUSAL;
+#define OF_ROWS(at) {at, {(int64_t)Lq * SH * SD, SH * SD, SD, 1}, KRAIT_BF16, 0}
+#define OF_KEYS(at) {at, {(int64_t)Lk * SD, SD, SD, 1}, KRAIT_BF16, 0}
+#define COUNTS .B = SB, .Lq = Lq, .Lk = Lk, .H = SH, .Hk = 1, .D = SD, .Dv = SD, .Bk = packed ? 1 : SB
+#define GIVEN                                                                                                   \
+  .q = OF_ROWS(in), .k = OF_KEYS(in + 2 * ROWS_N), .v = OF_KEYS(in + 2 * ROWS_N + KEYS_N), .out = OF_ROWS(out), \
+  .lse = {lse, {(int64_t)SH * Lq, Lq, 1}, KRAIT_F32, 0}
+    kr_attention_args a = {.call = {.size = sizeof a, .flags = flags}, COUNTS, GIVEN};
+    if (packed) {
+      a.max_q = 2 * SQ, a.max_k = SB * SK, a.cu_seqlens_q = (kr_view){offsets[0], {1}, KRAIT_I32, 0};
+      a.cu_seqlens_k = (kr_view){offsets[1], {1}, KRAIT_I32, 0};
+    }
+    run_row(ctx, "attention", "ref", &a);
+    for (int k = 0; k < 2; k++) {
+      kr_attention_bwd_args b = {.call = {.size = sizeof b, .flags = flags | KRAIT_ATTENTION_ANY_ORDER}, COUNTS, GIVEN};
+      b.max_q = a.max_q, b.max_k = a.max_k, b.cu_seqlens_q = a.cu_seqlens_q, b.cu_seqlens_k = a.cu_seqlens_k;
+      b.dout = (kr_view)OF_ROWS(in + ROWS_N), b.dq = (kr_view)OF_ROWS(got[k]);
+      b.dk = (kr_view)OF_KEYS(got[k] + ROWS_N), b.dv = (kr_view)OF_KEYS(got[k] + ROWS_N + KEYS_N);
+      memset(got[k], 0, sizeof got[k]);
+      run_row(ctx, "attention_bwd", k == 0 ? "ref" : call % 2 ? "cuda_hopper" : "cuda_hopper_any_order", &b);
+    }
+    for (int j = 0; j < ROWS_N + 2 * KEYS_N; j++) {
+      const float want = kr_bf16_to_float(got[0][j]), is = kr_bf16_to_float(got[1][j]);
+      if (!(fabsf(is - want) <= 0.01f * fabsf(want) + 1e-2f))
+        fail_msg("call %d, number %d: %g, not %g", call, j, (double)is, (double)want);
+    }
+    krait_ctx_close(&ctx);
+  }
+#undef OF_ROWS
+#undef OF_KEYS
+#undef COUNTS
+#undef GIVEN
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
@@ -351,6 +399,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(groups_of_heads_give_the_same_bits),
                                      cmocka_unit_test(scratch_of_parts_is_bounded),
                                      cmocka_unit_test(no_number_becomes_one),
-                                     cmocka_unit_test(either_end_of_a_causal_call_is_right)};
+                                     cmocka_unit_test(either_end_of_a_causal_call_is_right),
+                                     cmocka_unit_test(parts_of_heads_are_added)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -335,7 +335,7 @@ static int32_t parts_of_heads(const krait_ctx *ctx, const kr_attention_params *p
   const int64_t parts = (8 * places + blocks - 1) / blocks;
   return (int32_t)(parts < p->heads ? parts : p->heads);
 }
-static uint64_t parts_bytes(const krait_ctx *ctx, const kr_attention_params *p) {
+static uint64_t head_parts_bytes(const krait_ctx *ctx, const kr_attention_params *p) {
   const int64_t parts = parts_of_heads(ctx, p), tiles = (p->rows_k + KR_HOPPER_BWD_ROWS - 1) / KR_HOPPER_BWD_ROWS,
                 sums = 2 * KR_HOPPER_BWD_ROWS * (p->D > 64 ? 128 : 64);
   return parts > 1 ? (uint64_t)(parts * tiles * p->B * (p->H / p->heads) * sums) * sizeof(float) : 0;
@@ -363,7 +363,7 @@ const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *arg
 
 uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_bwd_params_of(args);
-  return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, args)) + parts_bytes(ctx, &p);
+  return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, args)) + head_parts_bytes(ctx, &p);
 }
 
 static int32_t make_attention_bwd_maps(const krait_ctx *ctx, kr_attention_hopper_params *h,
@@ -464,7 +464,7 @@ const char *kr_attention_bwd_hopper_sums_refuse(const krait_ctx *ctx, const void
 
 uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_bwd_params_of(args);
-  return sums_scratch(ctx, args) + parts_bytes(ctx, &p);
+  return sums_scratch(ctx, args) + head_parts_bytes(ctx, &p);
 }
 
 #define SUMS(name)                                                                      \
