@@ -90,6 +90,9 @@ class MambaLayer:
 def _why_not(layer):
     """Why a layer is not one of those; None: it may be."""
     mixer = layer.mixer
+    strange = next((m for m in (layer.norm, mixer, getattr(mixer, "norm", mixer)) if type(m).__module__ not in _FAMILIES), None)
+    if strange is not None:
+        return "%s is not of Mamba or Mamba-2" % type(strange).__name__
     if "forward" in layer.__dict__ or not all([is_plain(m, type(m)) for m in layer.modules()]):
         return "its modules have hooks or another forward"
     if mixer.activation not in ("silu", "swish"):

@@ -143,6 +143,16 @@ def test_checkpoints_copies_and_taking_it_back(kind, monkeypatch):
     assert counts
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_another_class_are_named(kind):
+    model = build(kind)
+    mixer = model.backbone.layers[1].mixer
+    mixer.__class__ = type("Louder", (type(mixer),), {"forward": lambda self, *args, **kwargs: 1.1 * super(type(self), self).forward(*args, **kwargs)})
+    with pytest.warns(UserWarning, match="Louder is not of Mamba"):
+        own = krait.accelerate(model)
+    assert not krait.accelerated(own)
+
+
 def test_several_groups_stay_the_classs():
     model = build("Mamba2", n_groups=2)
     with pytest.warns(UserWarning, match="several groups"):
