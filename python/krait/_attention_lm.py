@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ._call import place
-from ._language import TYPES, LanguageModel, Survey, Texts, eps_of, move_behind, why_not_head
+from ._language import TYPES, LanguageModel, Survey, Texts, eps_of, move_behind, why_not_head, why_not_names
 from ._shared_lm import SharedAttentionLM
 from ._torch import is_traced
 
@@ -13,7 +13,8 @@ _MOST_OF_HEAD = 256
 _MOST_TOKENS = 1 << 20
 _FEWEST_TOKENS = 256  # that a text has memory for
 _INSIDE = {"input_layernorm.weight", "post_attention_layernorm.weight", *("mlp.%s_proj.weight" % name for name in ("gate", "up", "down")),
-           *("self_attn.%s_proj.weight" % name for name in "qkvo"), *("self_attn.%s_proj.bias" % name for name in "qkv"), "self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+           *("self_attn.%s_proj.weight" % name for name in "qkvo")}
+_ALL_OR_NONE = [{"self_attn.%s_proj.bias" % name for name in "qkv"}, {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}]
 
 
 class _Layer:
@@ -145,10 +146,11 @@ class AttentionModel(LanguageModel):
     @staticmethod
     def why_not(model, shapes):
         config, layers = model.config, model.model.layers
-        known = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} | {"model.layers.%d.%s" % (i, name) for i in range(len(layers)) for name in _INSIDE}
-        strange = sorted(set(shapes) - known)
-        if strange:
-            return "it has %s" % strange[0]
+        inside = _INSIDE.union(*[some for some in _ALL_OR_NONE if any("model.layers.0.%s" % name in shapes for name in some)])
+        must = {"model.embed_tokens.weight", "model.norm.weight"} | {"model.layers.%d.%s" % (i, name) for i in range(len(layers)) for name in inside}
+        why = why_not_names(shapes, must | {"lm_head.weight"}, must)
+        if why:
+            return why
         kinds = getattr(config, "layer_types", None)
         if any(kind != "full_attention" for kind in kinds) if kinds else getattr(config, "sliding_window", None) is not None:
             return "its attention has a window"

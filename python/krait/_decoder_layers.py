@@ -35,10 +35,14 @@ def _bias(module):
     return member(module, "bias")
 
 
+def only_captures(module):
+    """Whether its hooks are those by which transformers collects outputs, which it installs once and for good: without a collector they do nothing."""
+    return all([getattr(hook, "__name__", "") == "output_capturing_hook" for hook in module._forward_hooks.values()])
+
+
 def _only_captures(module):
-    """Whether its hooks are those by which transformers collects outputs: krait's attention has no weights to collect, as the usual one."""
-    hooks = module._forward_hooks
-    return hooks and all([getattr(hook, "__name__", "") == "output_capturing_hook" for hook in hooks.values()]) and not (
+    """Whether it does no more than that: krait's attention has no weights to collect, as the usual one."""
+    return module._forward_hooks and only_captures(module) and not (
         module._forward_pre_hooks or module._backward_hooks or getattr(module, "_backward_pre_hooks", None) or "forward" in module.__dict__)
 
 

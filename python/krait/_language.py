@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.nn.modules import module as _nn_module
 
 from ._call import place
-from ._decoder_layers import DecoderLayer
+from ._decoder_layers import DecoderLayer, only_captures
 from ._mamba_layers import MambaLayer
 from ._shared_lm import SharedLM
 from ._torch import is_traced
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
-from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
+from ._sampling import GenerationOutput, modify_logit_for_repetition_penalty, modify_logits_for_top_p_filtering
 
 _CHECK_EVERY = 32    # steps between looks at a GPU's tokens for the end
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -107,7 +107,7 @@ _copy_each = getattr(torch, "_foreach_copy_", None) or (lambda to, parameters: [
 
 
 def _has_more(modules):
-    return any([m._forward_hooks or m._forward_pre_hooks or ("forward" in m.__dict__ and type(m.__dict__["forward"]) not in _OUR_LAYERS) for m in modules]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS])
+    return any([(m._forward_hooks and not only_captures(m)) or m._forward_pre_hooks or ("forward" in m.__dict__ and type(m.__dict__["forward"]) not in _OUR_LAYERS) for m in modules]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS])
 
 
 class Survey:
@@ -217,21 +217,29 @@ class Texts:
     """A decoder's generate: whoever has runs(batch, n_tokens), which reads prompts and takes steps."""
 
     @torch.no_grad()
-    def generate(self, ids, n_new, ends=(), pad=None, choose=None):
+    def generate(self, ids, n_new, ends=(), pad=None, choose=None, streamer=None):
         """ids (B, L) -> (B, at most L + n_new), by the weights of the last refresh(): until every row has had one of `ends`, after which it has `pad`.
-        choose(logits (B, V)) -> the next tokens; None: the likeliest."""
-        runs = self.runs(ids.shape[0], ids.shape[1] + n_new)
-        tokens = torch.empty(n_new, ids.shape[0], dtype=ids.dtype, device=ids.device)
-        stops = torch.tensor(list(ends), dtype=ids.dtype, device=ids.device)
-        every = 1 if ids.device.type == "cpu" else _CHECK_EVERY
-        logits, n = runs.prefill(ids), 1
-        given = tokens[0] = choose(logits) if choose else logits.argmax(-1)
-        while n < n_new and not (ends and n % every == 0 and bool(torch.isin(tokens[:n], stops).any(0).all())):
+        choose(logits (B, V), tokens so far) -> the next tokens; None: the likeliest. streamer, of one row: is given the prompt and each token."""
+        batch, n_prompt = ids.shape
+        runs = self.runs(batch, n_prompt + n_new)
+        tokens = torch.cat([ids, torch.empty(batch, n_new, dtype=torch.long, device=ids.device)], 1)
+        stops = torch.tensor(list(ends), dtype=torch.long, device=ids.device)
+        every = 1 if streamer is not None or ids.device.type == "cpu" else _CHECK_EVERY
+        if streamer is not None:
+            streamer.put(ids.cpu())
+        logits, end = runs.prefill(ids), n_prompt
+        while True:
+            given = choose(logits, tokens[:, :end]) if choose else logits.argmax(-1) if end == n_prompt else None
+            tokens[:, end] = runs.likeliest() if given is None else given
+            end += 1
+            if streamer is not None:
+                streamer.put(tokens[:, end - 1].cpu())
+            if end == tokens.shape[1] or (ends and (end - n_prompt) % every == 0 and bool(torch.isin(tokens[:, n_prompt:end], stops).any(1).all())):
+                break
             logits = runs.step(given)
-            given = choose(logits) if choose else None
-            tokens[n] = given if choose else runs.likeliest()
-            n += 1
-        return torch.cat([ids, _ended(tokens[:n].t(), stops, pad)], 1)
+        if streamer is not None:
+            streamer.end()
+        return torch.cat([tokens[:, :n_prompt], _ended(tokens[:, n_prompt:end], stops, pad)], 1)
 
 
 class Decoder(Texts):
@@ -360,8 +368,8 @@ def _ended(tokens, stops, pad):
 
 # ---- which models, and which calls of their generate ----
 
-_INSIDE = {2: {"A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "x_proj.weight", "dt_proj.weight", "dt_proj.bias", "out_proj.weight"},
-           1: {"A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "dt_bias", "norm.weight", "out_proj.weight"}}
+_INSIDE = {2: {"A_log", "D", "in_proj.weight", "conv1d.weight", "x_proj.weight", "dt_proj.weight", "dt_proj.bias", "out_proj.weight"},
+           1: {"A_log", "D", "in_proj.weight", "conv1d.weight", "dt_bias", "norm.weight", "out_proj.weight"}}
 
 
 def has_changed_modules(model):
@@ -371,7 +379,14 @@ def has_changed_modules(model):
 
 def why_not_head(model, embedding):
     """Why logits are not of the tokens that the embedding (of that shape) has."""
-    return "its head and its embedding have other shapes" if model.lm_head.weight.shape != embedding else None
+    weight = model.lm_head.weight  # of a quantized layer a method
+    return "its head and its embedding have other shapes" if not isinstance(weight, torch.Tensor) or weight.shape != embedding else None
+
+
+def why_not_names(names, may, must):
+    """Why parameters of these names are not a model's that may have some and must have others; None: they are."""
+    strange, missing = sorted(set(names) - may), sorted(must - set(names))
+    return "it has %s" % strange[0] if strange else "it has no %s" % missing[0] if missing else None
 
 
 def why_not(model, shapes):
@@ -379,14 +394,14 @@ def why_not(model, shapes):
     layers = len(model.backbone.layers)
     kind = len(shapes["backbone.layers.0.mixer.A_log"])
     inside = _INSIDE[kind]
-    known = {"backbone.norm_f.weight", "lm_head.weight", "backbone.embeddings.weight", "backbone.embedding.weight"}
+    may, must = {"lm_head.weight", "backbone.embeddings.weight", "backbone.embedding.weight"}, {"backbone.norm_f.weight"}
     for i in range(layers):
-        known |= {"backbone.layers.%d.norm.weight" % i} | {"backbone.layers.%d.mixer.%s" % (i, name) for name in inside}
+        must |= {"backbone.layers.%d.norm.weight" % i} | {"backbone.layers.%d.mixer.%s" % (i, name) for name in inside}
+        may.add("backbone.layers.%d.mixer.conv1d.bias" % i)
         mixer = getattr(model.backbone.layers[i], "mixer", None)
         if kind == 1 and (getattr(mixer, "n_groups", 1) != 1 or getattr(mixer, "ngroups", 1) != 1 or getattr(mixer, "norm_before_gate", False)):
             return "Mamba-2 with several groups, or a norm before the gate"
-    strange = sorted(set(shapes) - known)
-    return "it has %s" % strange[0] if strange else why_not_head(model, next(shape for name, shape in shapes.items() if name.startswith("backbone.embedding")))
+    return why_not_names(shapes, may | must, must) or why_not_head(model, next(shape for name, shape in shapes.items() if name.startswith("backbone.embedding")))
 
 
 def _matters(value):
@@ -405,12 +420,12 @@ def _values_hf(model, given, kwargs):
 
 
 def _allowed_hf(model, ids, kwargs):
-    """(new tokens, ends, pad, choose) of a call of transformers' generate, or None: not one that krait makes."""
+    """(new tokens, ends, pad, choose, streamer) of a call of transformers' generate, or None: not one that krait makes."""
     config = kwargs.pop("generation_config", None)
     mask = kwargs.pop("attention_mask", None)
     values = _values_hf(model, config, kwargs)
     known = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens", "do_sample", "use_cache", "num_beams",
-             "temperature", "top_k", "top_p"}
+             "temperature", "top_k", "top_p", "repetition_penalty", "streamer"}
     if values is None or any(_matters(value) for name, value in values.items() if name not in known) or values.get("num_beams", 1) != 1 or not values.get("use_cache", True):
         return None
     if model.training and getattr(model.config, "attention_dropout", 0.0):
@@ -424,21 +439,30 @@ def _allowed_hf(model, ids, kwargs):
         return None
     if mask is None and pad is not None and bool((ids == pad).any()):
         return None  # without a mask they are padding
+    streamer, penalty = values.get("streamer"), values.get("repetition_penalty")
+    penalty = 1.0 if penalty is None else penalty
+    if (streamer is not None and len(ids) > 1) or not isinstance(penalty, float) or penalty <= 0:
+        return None
     if not values.get("do_sample"):
-        return n_new, ends, pad, None
+        return n_new, ends, pad, _chooser(penalty) if penalty != 1.0 else None, streamer
     temperature, top_k, top_p = [default if name not in values else neutral if values[name] is None else values[name]
                                  for name, default, neutral in (("temperature", 1.0, 1.0), ("top_k", 50, 0), ("top_p", 1.0, 1.0))]
-    return (n_new, ends, pad, _sampler(temperature, top_k, top_p)) if temperature > 0 and top_k >= 0 and top_p > 0 else None
+    are_known = (isinstance(temperature, float) or temperature == 1) and isinstance(top_k, int)  # of other types transformers says that they are wrong
+    return (n_new, ends, pad, _chooser(penalty, (temperature, top_k, top_p)), streamer) if are_known and temperature > 0 and top_k >= 0 and top_p > 0 else None
 
 
 _KNOWN_GENERATE = ("transformers.generation.utils", "mamba_ssm.utils.generation")
 _NO_MATTER = ("cg", "return_dict_in_generate", "temperature", "top_p", "min_p")  # arguments of mamba_ssm's generate, for the likeliest tokens
 
 
-def _sampler(temperature, top_k, top_p):
-    """transformers' warpers and torch's generator, in its order."""
-    def choose(logits):
-        logits = logits / temperature if temperature != 1.0 else logits.clone()
+def _chooser(penalty, sampling=None):
+    """transformers' processors and torch's generator, in its order. sampling: (temperature, top_k, top_p); None: the likeliest."""
+    def choose(logits, seen):
+        logits = modify_logit_for_repetition_penalty(logits.clone(), seen, penalty)
+        if sampling is None:
+            return logits.argmax(-1)
+        temperature, top_k, top_p = sampling
+        logits = logits / temperature if temperature != 1.0 else logits
         if top_k:
             least = torch.topk(logits, min(top_k, logits.shape[-1])).values[..., -1, None]
             logits = logits.masked_fill(logits < least, float("-inf"))

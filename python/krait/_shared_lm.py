@@ -44,7 +44,9 @@ class _Texts:
             _load.fail(status)
 
     def _read(self, slot, ids):
-        """At most `longest` ids."""
+        """At most `longest` ids. On a CPU those of no token are an error, as torch's embedding makes them."""
+        if not ids.is_cuda and ((ids < 0) | (ids >= self.logits.shape[1])).any():
+            raise IndexError("index out of range in self")
         self._ids[:len(ids)].copy_(ids)
         self._call(self._prefill, slot, self._ids_at, len(ids), self._logits_at + slot * self.logits.shape[1])
 

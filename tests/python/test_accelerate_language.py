@@ -103,7 +103,7 @@ def test_what_krait_does_not_generate_goes_to_transformers():
     counts, ids = count_plain(own), prompts()
     options = dict(max_new_tokens=3, do_sample=False)
     own.generate(ids, num_beams=2, **options)
-    own.generate(ids, repetition_penalty=1.3, **options)
+    own.generate(ids, no_repeat_ngram_size=2, **options)
     own.generate(ids, return_dict_in_generate=True, **options)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
@@ -136,7 +136,7 @@ def test_what_an_argument_leaves_open():
         assert torch.equal(*found), options
     assert not counts
     for m in (model, own):
-        m.generation_config.update(repetition_penalty=1.5, do_sample=False)
+        m.generation_config.update(no_repeat_ngram_size=2, do_sample=False)
     assert torch.equal(*[m.generate(ids, generation_config=given(max_new_tokens=8)) for m in (model, own)]) and counts
 
 
@@ -156,6 +156,39 @@ def test_what_is_looked_at_before_a_call():
     with pytest.raises(ValueError, match="temperature"):
         own.generate(ids, max_new_tokens=8, do_sample=True, temperature=0.0)
     assert len(counts) == 5
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Mamba"])
+def test_penalties_and_streamers_are_those_of_transformers(kind):
+    model = build_attention(kind) if kind == "Qwen2" else build(kind)
+    own, ids = krait.accelerate(copy.deepcopy(model)), prompts()
+    counts = count_plain(own)
+
+    class Streamer(list):
+        def put(self, tokens):
+            self.append(tokens)
+
+        def end(self):
+            self.append(torch.tensor(-1))
+    end = int(model.generate(ids[:1], max_new_tokens=6, do_sample=False, eos_token_id=None)[0, -1])
+    sampling = dict(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.3)
+    for prompt, options in ((ids, sampling), (ids, dict(do_sample=False, repetition_penalty=1.8)), (ids[:1], dict(streamer=1, do_sample=False, eos_token_id=end)),
+                            (ids[:1], dict(streamer=1, eos_token_id=end, **sampling)), (ids.int(), dict(do_sample=False))):
+        found, streams = [], []
+        for m in (model, own):
+            torch.manual_seed(2)
+            streams.append(Streamer())
+            found.append(m.generate(prompt, max_new_tokens=12, **{**options, **(dict(streamer=streams[-1]) if "streamer" in options else {})}))
+        assert torch.equal(*found) and found[0].dtype == found[1].dtype and len(streams[0]) == len(streams[1]) and all(map(torch.equal, *streams)), options
+        assert ("streamer" in options) == (len(streams[1]) > 2)
+    model(ids, output_hidden_states=True), own(ids, output_hidden_states=True)  # whose hooks stay
+    assert torch.equal(own.generate(ids, max_new_tokens=4, do_sample=False), model.generate(ids, max_new_tokens=4, do_sample=False)) and not counts
+    for wrong in (dict(do_sample=True, temperature=2), dict(repetition_penalty=-1.0)):
+        with pytest.raises(ValueError):
+            own.generate(ids, max_new_tokens=4, **wrong)
+    for strange in (-1, 96):
+        with pytest.raises(IndexError):
+            own.generate(torch.tensor([[7, strange, 8]]), max_new_tokens=4, do_sample=False)
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Mamba"])
@@ -204,6 +237,18 @@ def test_a_model_that_was_changed_is_not_taken_for_the_one_before(kind):
     n = len(counts) + 1
     check(n)
     check(n + 1)
+    for m in (model, own):
+        part = m.model.layers[1].mlp if kind == "Qwen2" else m.backbone.layers[1].mixer
+        part.__class__ = type(part).__mro__[1]
+        if kind == "Qwen2":  # one of three
+            m.model.layers[0].self_attn.q_proj.bias = None
+        else:
+            m.backbone.layers[0].mixer.out_proj.register_parameter("bias", torch.nn.Parameter(torch.ones(32)))
+    check(n + 2)
+    if kind == "Qwen2":
+        for m in (model, own):  # whose weight is a method
+            m.lm_head = torch.ao.nn.quantized.dynamic.Linear(m.lm_head.weight.shape[1], 96)
+        check(n + 3)
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Mamba"])

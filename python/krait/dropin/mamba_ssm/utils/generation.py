@@ -56,7 +56,7 @@ def decode(input_ids, model, max_length, top_k=1, top_p=0.0, min_p=0.0, temperat
         if n_teacher > params.seqlen_offset:
             token = teacher_outputs[:, params.seqlen_offset]
         elif are_likeliest:
-            token = runs.likeliest().to(input_ids.dtype, copy=True)
+            token = runs.likeliest().to(torch.long, copy=True)
         else:
             if repetition_penalty != 1.0:
                 logits = modify_logit_for_repetition_penalty(logits.clone(), seen, repetition_penalty)
