@@ -145,10 +145,37 @@ class _Recurrence:
             stored = torch.empty(len(of), *of[0].shape, dtype=of[0].dtype, device=of[0].device)
             self._groups.append((list(stored.unbind()), [p.detach() for p in of], stored, stored if stored.dtype is torch.float32 else stored.float()))
         self.values = list(zip(*[values.unbind() for *_, values in self._groups]))
-        self.refresh()
+        self._recorded, self._records = None, A_log[0].is_cuda  # by the second refresh
+        self._read()
 
     def refresh(self):
-        """Reads the parameters: a few kernels, however many layers."""
+        """Reads the parameters, however many layers: a few kernels, on a GPU recorded."""
+        if self._recorded is None:
+            self._read()
+            if self._records:
+                self._record()
+        else:
+            self._recorded.replay()
+
+    def _record(self):
+        """A dozen launches that a prompt would wait for become one."""
+        self._records = False
+        if torch.cuda.is_current_stream_capturing():
+            return
+        recorded, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._groups[0][2].device)
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            try:
+                recorded.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._read()
+                finally:
+                    recorded.capture_end()
+            except (RuntimeError, TypeError):  # another thread's work, or a torch before 2.1
+                return
+        self._recorded = recorded
+
+    def _read(self):
         for pieces, parameters, stored, values in self._groups:
             _copy_each(pieces, parameters)
             if values is not stored:
