@@ -2,6 +2,7 @@
 the file named by KRAIT_LIBRARY), strips it and packs it with the public headers and the Python files. One wheel per
 architecture and minimum glibc; independent of the Python and torch versions."""
 
+import glob
 import os
 import platform
 import re
@@ -62,7 +63,7 @@ def _run(*command):
 
 
 def _build_library(folder):
-    """libkrait-ops.so, stripped: the given one, or one compiled in `folder`."""
+    """libkrait-ops.so, the given one or one compiled in `folder`: its stripped copy there, and its machine code."""
     built, path = os.environ.get("KRAIT_LIBRARY"), os.path.join(folder, "libkrait-ops.so")
     if not built:
         build = os.path.join(folder, "build")
@@ -72,7 +73,19 @@ def _build_library(folder):
         _run("meson", "compile", "-C", build, "src/krait:shared_library")
         built = os.path.join(build, "src", "libkrait-ops.so")
     _run("strip", "--strip-unneeded", "-R", ".eh_frame", "-o", path, built)  # unwinding tables, which nothing finds without their index (src/meson.build)
-    return path
+    return path, _machine_code(os.path.join(folder, "krait-cubins"), os.path.dirname(os.path.realpath(built)))
+
+
+def _machine_code(folder, built):
+    """Of kernels that first calls wait for longest, in files beside the library (tools/cubins); none without ptxas."""
+    texts = next((path for path in (os.path.join(built, "cuda"), os.path.join(_ROOT, "ptx")) if glob.glob(os.path.join(path, "*.ptx"))), None)
+    if not texts:
+        return []
+    if not shutil.which("ptxas"):
+        print("krait: ptxas not found: this wheel's first calls on a GPU will wait until all their kernels are translated", file=sys.stderr)
+        return []
+    _run(sys.executable, os.path.join(_ROOT, "tools", "cubins"), texts, folder, "--only", os.path.join(_ROOT, "tools", "first-kernels"), "sm_90")
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
 
 
 def _platform_tag(library):
@@ -102,10 +115,12 @@ def _package_files():
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     with tempfile.TemporaryDirectory() as folder:
-        library = _read(_build_library(folder))
+        path, code = _build_library(folder)
+        library = _read(path)
+        files = [("krait/krait-cubins/" + os.path.basename(name), _read(name)) for name in code]
     tag = "py3-none-" + _platform_tag(library)
     wheel = "Wheel-Version: 1.0\nGenerator: krait_build\nRoot-Is-Purelib: false\nTag: %s\n" % tag
-    files = _package_files() + [("krait/libkrait-ops.so", library), (_INFO + "/METADATA", _metadata().encode()), (_INFO + "/entry_points.txt", _entry_points().encode()),
+    files += _package_files() + [("krait/libkrait-ops.so", library), (_INFO + "/METADATA", _metadata().encode()), (_INFO + "/entry_points.txt", _entry_points().encode()),
                                 (_INFO + "/WHEEL", wheel.encode()), (_INFO + "/LICENSE", _read(os.path.join(_ROOT, "LICENSE")))]
     name = "krait-%s-%s.whl" % (__version__, tag)
     write_archive(os.path.join(wheel_directory, name), files, _INFO)

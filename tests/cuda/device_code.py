@@ -51,6 +51,11 @@ with tempfile.TemporaryDirectory() as folder:
     refused(run("pack", root, packed, text), "one.base.ptx is not a PTX file")
     assert run("compile", root, text, f"{text}.d", sys.executable, "-c", "raise SystemExit(3)").returncode == 3
 
+# The wheel's machine code is of kernels that exist.
+for line in pathlib.Path(tool).with_name("first-kernels").read_text().splitlines():
+    module, kernel = line.split(", ")
+    assert f".entry {kernel}(" in (built / f"{module}.ptx").read_text(), line
+
 # The build's own texts, with one of another build among them.
 texts = sorted(built.glob("norm_short_f32.*.ptx"))
 with tempfile.TemporaryDirectory() as folder:
