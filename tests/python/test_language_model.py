@@ -219,7 +219,8 @@ def test_layers_are_moved_to_equal_distances():
     with torch.inference_mode(), torch.inference_mode(False):
         _move_together(parameters)
     distances = {b.data_ptr() - a.data_ptr() for a, b in zip(parameters, parameters[1:])}
-    assert distances == {2 * parameters[0].numel()} and all(torch.equal(p, v) for p, v in zip(parameters, values))
+    assert len(distances) == 1 and min(distances) >= 2 * parameters[0].numel()  # wider where they happened to lie so
+    assert all(torch.equal(p, v) for p, v in zip(parameters, values))
     addresses = [p.data_ptr() for p in parameters]
     _move_together(parameters)
     assert addresses == [p.data_ptr() for p in parameters]
