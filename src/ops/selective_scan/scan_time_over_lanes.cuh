@@ -424,32 +424,45 @@ KR_DEV float sum_of_lanes(const int TT, float v) {
   return v;
 }
 
-/* Whether a sequence begins in the warp's part of the tile. */
-KR_DEV int tile_resets(const int PACKED, uint32_t marks) {
-  return PACKED && sum_of_lanes(32, marks & 0xffff ? 1.0f : 0.0f) > 0;
+/* Whether any lane of the warp says so; every tier's. */
+KR_DEV int any_lane_says(int yes) {
+#ifdef KR_EMULATE
+  return kr_any_lane(yes);
+#else
+  return __nvvm_vote_any_sync(0xffffffffu, yes != 0);
+#endif
 }
 
-/* The state after step k; RESETS: from what is added alone where a sequence begins (a decay of 0 would keep NaN). */
+/* How the state is forgotten where a sequence begins: nowhere does one; by leaving out what was before; by a decay of
+ * 0, which is quicker, but keeps NaN: until the end of the lane's run, so that `after` of join_state shows it. */
+enum { NO_RESETS, CUT, ZEROED };
+
+/* CUT if a sequence begins in the warp's part of the tile. */
+KR_DEV int tile_resets(const int PACKED, uint32_t marks) { return PACKED && any_lane_says(marks & 0xffff); }
+
+/* The state after step k. */
 KR_DEV float step_state(const int RESETS, uint32_t marks, int k, float a, float x, float b) {
   const float after = kr_fma(a, x, b);
-  return RESETS && marks >> k & 1 ? b : after;
+  return RESETS == CUT && marks >> k & 1 ? b : after;
 }
 
 /* One state of a run: decays and inputs of its steps, the states after and before it. carry goes from the state before
- * the tile to the state after it. RESETS: a sequence may begin in the tile. */
+ * the tile to the state after it, after to the state after the lane's run. */
 KR_DEV float join_state(const lanes_place &w, const int TT, const int RESETS, const float (&B)[RUN], float A,
                         float *carry, uint32_t marks, float sum_dt, const float (&dt)[RUN], const float (&du)[RUN],
-                        float (&a)[RUN], float (&b)[RUN]) {
+                        float (&a)[RUN], float (&b)[RUN], float &after) {
   const float first = *carry;
   float decay = kr_exp2(A * sum_dt), x = kr_select(w.lane == 0, first, 0.0f);
 #pragma unroll
   for (int k = 0; k < RUN; k++) {
     a[k] = kr_exp2(dt[k] * A);
+    if (RESETS == ZEROED && marks >> k & 1) a[k] = 0.0f;
     b[k] = du[k] * B[k];
     x = step_state(RESETS, marks, k, a[k], x, b[k]);
   }
-  if (RESETS && marks & 0xffff) decay = kr_bits_to_float(KR_LANES_FORGET);
-  join_up(TT, RESETS, w.lane, x, decay);
+  if (RESETS && marks & 0xffff) decay = RESETS == CUT ? kr_bits_to_float(KR_LANES_FORGET) : 0.0f;
+  join_up(TT, RESETS == CUT, w.lane, x, decay);
+  after = x;
   const float before = kr_shuffle_up(x, 1, TT);
   kr_sync_warp(); /* all lanes have read it */
   if (w.lane == TT - 1) *carry = x;
@@ -503,12 +516,12 @@ KR_DEV void sweep_lanes(const kr_scan_params &p, const int TT, const int DIRECT,
       const float *row = s_bc;
 #pragma unroll 1
       for (int n = n0; n < n0 + n_states; n++, row += row_floats(TT)) {
-        float a[RUN], b[RUN], B[RUN], *const carry = s_carry + n * SLOTS + w.slot;
+        float a[RUN], b[RUN], B[RUN], after, *const carry = s_carry + n * SLOTS + w.slot;
         read_run(row, TT, w.lane, B);
         if (resets)
-          join_state(w, TT, 1, B, s_A[n * SLOTS + w.slot], carry, marks, sum_dt, dt, du, a, b);
+          join_state(w, TT, CUT, B, s_A[n * SLOTS + w.slot], carry, marks, sum_dt, dt, du, a, b, after);
         else
-          join_state(w, TT, 0, B, s_A[n * SLOTS + w.slot], carry, 0, sum_dt, dt, du, a, b);
+          join_state(w, TT, NO_RESETS, B, s_A[n * SLOTS + w.slot], carry, 0, sum_dt, dt, du, a, b, after);
       }
     }
   }

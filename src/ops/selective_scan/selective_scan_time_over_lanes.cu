@@ -32,19 +32,35 @@ KR_DEV void finish_run(const kr_scan_params &p, const lanes_place &w, const int 
   write_row(p, w, p.out, TT, DIRECT, t0, turn, y);
 }
 
-/* One state of a run: adds its part of y. */
-KR_DEV void scan_state(const lanes_place &w, const int TT, const int RESETS, const float *row_b, const float *row_c,
-                       float A, float *carry, uint32_t marks, float sum_dt, const float (&dt)[RUN],
-                       const float (&du)[RUN], float (&y)[RUN]) {
-  float a[RUN], b[RUN], v[RUN];
-  read_run(row_b, TT, w.lane, v);
-  float x = join_state(w, TT, RESETS, v, A, carry, marks, sum_dt, dt, du, a, b);
-  read_run(row_c, TT, w.lane, v);
+/* Adds a state's part of y, in the order of scan_lanes, where it met NaN or infinity beside the first of a sequence:
+ * what was before is left out. Rare, so that it takes few registers: all that a step needs is in local memory. */
+KR_DEV void scan_spoilt_state(const lanes_place &w, const int TT, const float *row_b, const float *row_c, float A,
+                              float first, float *carry, uint32_t marks, const float (&dt)[RUN], const float (&du)[RUN],
+                              float (&y)[RUN]) {
+  float steps[RUN], inputs[RUN], sums[RUN];
 #pragma unroll
+  for (int k = 0; k < RUN; k++) steps[k] = dt[k], inputs[k] = du[k], sums[k] = y[k];
+  float x = kr_select(w.lane == 0, first, 0.0f), decay = 1;
+#pragma unroll 1
   for (int k = 0; k < RUN; k++) {
-    x = step_state(RESETS, marks, k, a[k], x, b[k]);
-    y[k] = kr_fma(v[k], x, y[k]);
+    const int at = k / 4 * quarter_floats(TT) + w.lane * 4 + (k & 3);
+    const float a = kr_exp2(steps[k] * A);
+    x = step_state(CUT, marks, k, a, x, inputs[k] * row_b[at]);
+    decay = marks >> k & 1 ? kr_bits_to_float(KR_LANES_FORGET) : decay * a;
   }
+  join_up(TT, 1, w.lane, x, decay);
+  const float before = kr_shuffle_up(x, 1, TT);
+  kr_sync_warp();
+  if (w.lane == TT - 1) *carry = x;
+  x = kr_select(w.lane == 0, first, before);
+#pragma unroll 1
+  for (int k = 0; k < RUN; k++) {
+    const int at = k / 4 * quarter_floats(TT) + w.lane * 4 + (k & 3);
+    x = step_state(CUT, marks, k, kr_exp2(steps[k] * A), x, inputs[k] * row_b[at]);
+    sums[k] = kr_fma(row_c[at], x, sums[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < RUN; k++) y[k] = sums[k];
 }
 
 KR_DEV void scan_lanes(const kr_scan_params &p, const int TT, const int DIRECT, const int PACKED) {
@@ -72,7 +88,6 @@ KR_DEV void scan_lanes(const kr_scan_params &p, const int TT, const int DIRECT, 
     expect_run(w, p.u, t0 + TT * RUN);
     expect_run(w, p.delta, t0 + TT * RUN);
     const uint32_t marks = PACKED ? run_marks(p, w, t0) : 0;
-    const int resets = tile_resets(PACKED, marks);
     unpack_run(p, w, p.u, DIRECT, u_bits, turn, du);
     unpack_run(p, w, p.delta, DIRECT, delta_bits, turn, dt);
     step_sizes(p, w, bias, t0, dt);
@@ -87,11 +102,20 @@ KR_DEV void scan_lanes(const kr_scan_params &p, const int TT, const int DIRECT, 
 #pragma unroll 1
       for (int n = n0; n < n0 + n_states; n++, row += row_floats(TT)) {
         const float *row_c = row + n_states * row_floats(TT), A = s_A[n * SLOTS + w.slot];
-        float *const carry = s_carry + n * SLOTS + w.slot;
-        if (resets)
-          scan_state(w, TT, 1, row, row_c, A, carry, marks, sum_dt, dt, du, y);
-        else
-          scan_state(w, TT, 0, row, row_c, A, carry, 0, sum_dt, dt, du, y);
+        float a[RUN], b[RUN], C[RUN], after, *const carry = s_carry + n * SLOTS + w.slot;
+        const float first = PACKED ? *carry : 0.0f;
+        read_run(row, TT, w.lane, C);
+        float x = join_state(w, TT, PACKED ? ZEROED : NO_RESETS, C, A, carry, marks, sum_dt, dt, du, a, b, after);
+        if (PACKED && any_lane_says(after * 0.0f != 0)) {
+          scan_spoilt_state(w, TT, row, row_c, A, first, carry, marks, dt, du, y);
+          continue;
+        }
+        read_run(row_c, TT, w.lane, C);
+#pragma unroll
+        for (int k = 0; k < RUN; k++) {
+          x = kr_fma(a[k], x, b[k]);
+          y[k] = kr_fma(C[k], x, y[k]);
+        }
       }
     }
     finish_run(p, w, TT, DIRECT, PACKED, t0, marks, turn, y);

@@ -106,9 +106,9 @@ typedef struct back_run {
  * times its decay. RESETS: a sequence may begin in the tile; NaN stays on its side. */
 KR_DEV void back_state(const lanes_place &w, const int TT, const int RESETS, const float *row_b, const float *row_c,
                        float A, float *first, float *carry, float *dA, uint32_t marks, float *part, back_run &r) {
-  float a[RUN], x[RUN], B[RUN], v[RUN], dx[RUN];
+  float a[RUN], x[RUN], B[RUN], v[RUN], dx[RUN], end;
   read_run(row_b, TT, w.lane, B);
-  const float after = *carry, before = join_state(w, TT, RESETS, B, A, first, marks, r.sum_dt, r.dt, r.du, a, x);
+  const float after = *carry, before = join_state(w, TT, RESETS, B, A, first, marks, r.sum_dt, r.dt, r.du, a, x, end);
   read_run(row_c, TT, w.lane, v);
 #pragma unroll
   for (int k = 0; k < RUN; k++) {
@@ -234,9 +234,9 @@ KR_DEV void back_lanes(const kr_scan_params &p, const int TT, const int DIRECT, 
         const int at = n * SLOTS + w.slot;
         const float *row_c = row + n_states * row_floats(TT);
         if (resets)
-          back_state(w, TT, 1, row, row_c, s_A[at], s_first + at, s_carry + at, s_dA + at, marks, part, r);
+          back_state(w, TT, CUT, row, row_c, s_A[at], s_first + at, s_carry + at, s_dA + at, marks, part, r);
         else
-          back_state(w, TT, 0, row, row_c, s_A[at], s_first + at, s_carry + at, s_dA + at, 0, part, r);
+          back_state(w, TT, NO_RESETS, row, row_c, s_A[at], s_first + at, s_carry + at, s_dA + at, 0, part, r);
         kr_sync();
         fold_part(p, TT, part, fold);
         float *const swap = part;
