@@ -324,13 +324,13 @@ int32_t kr_attention_bwd_halves(const krait_ctx *ctx, const void *args) {
 
 /* In how many parts, each a block of its own, the heads that share keys are walked: so many that the blocks of the
  * kernels by keys are several turns, of which the longest is not the last; 1 where they are as they are, or where rows
- * are too few for their work to be worth writing the sums. */
+ * are too few for their work to be worth writing the sums: where every multiprocessor has a block anyway, short ones. */
 static int32_t parts_of_heads(const krait_ctx *ctx, const kr_attention_params *p) {
   const int64_t places = kr_cuda_info(ctx->cuda)->n_multiprocessors,
                 blocks =
                     (int64_t)((p->rows_k + KR_HOPPER_BWD_ROWS - 1) / KR_HOPPER_BWD_ROWS) * p->B * (p->H / p->heads),
                 turns = (blocks + places - 1) / places, edged = p->left >= 0 || p->right >= 0;
-  if (p->heads == 1 || blocks == 0 || p->rows_q < 64 || blocks >= 4 * places) return 1;
+  if (p->heads == 1 || blocks == 0 || p->rows_q < (blocks < places ? 64 : 2048) || blocks >= 4 * places) return 1;
   if (!edged && 10 * blocks >= 9 * turns * places) return 1;
   const int64_t parts = (8 * places + blocks - 1) / blocks;
   return (int32_t)(parts < p->heads ? parts : p->heads);
