@@ -126,6 +126,28 @@ def test_unsupported_sizes_fall_back_to_the_parts():
     assert not block._fits(x, block.Weights(*tensors[:3], tensors[3][:-1], *tensors[4:]))
 
 
+@pytest.mark.parametrize("conv_bias, out_bias", [(True, False), (False, True)])
+def test_under_autocast(device, conv_bias, out_bias):
+    """As near to float32 as 16 bits are, gradients of the parameters' types, and without gradients the same."""
+    torch.manual_seed(8)
+    m = Mamba(24, d_state=5, conv_bias=conv_bias, bias=out_bias).to(device)
+    m.in_proj.bias, m.use_fast_path = None, False
+    x = torch.randn(4, 13, 24, device=device, requires_grad=True)
+    expected = _gradients(m, x, lambda: m(x))
+
+    def run():
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            return block._block_of(x, _tensors(m), torch.bfloat16)
+
+    for _ in range(2):
+        out = run()
+        assert out.dtype is torch.bfloat16 and type(out.grad_fn).__name__ == "_BlockBackward"
+        for mine, theirs in zip(_gradients(m, x, lambda: run().float()), expected):
+            assert mine.dtype is torch.float32 and float((mine - theirs).norm() / theirs.norm()) < 3e-2
+    with torch.no_grad():
+        assert torch.equal(run(), out)
+
+
 @pytest.mark.skipif("cuda" not in DEVICES, reason="blocks of 16 bits are small ones on a GPU")
 @pytest.mark.parametrize("dtype, bound", [(torch.float16, 1e-2), (torch.bfloat16, 4e-2)])
 def test_small_blocks_in_one_call_on_a_gpu(dtype, bound):
@@ -157,4 +179,9 @@ def test_module_uses_it_unless_a_layer_has_hooks(dtype):
     assert heard
     hook.remove()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert type(m(x).grad_fn).__name__ != "_BlockBackward"
+        out = m(x)
+        assert type(out.grad_fn).__name__ == "_BlockBackward" and out.dtype is torch.bfloat16
+        out.sum().backward()
+        assert x.grad.dtype is dtype and all(p.grad.dtype is p.dtype for p in m.parameters())
+        with torch.no_grad():
+            torch.testing.assert_close(m(x), out)

@@ -66,8 +66,9 @@ def _fits(hidden, w):
     if hidden.dim() != 3 or hidden.dtype not in _REAL or not hidden.numel() or w.A_log.dim() != 2 or w.conv.dim() != 3:
         return False
     (d, n), (rank,) = w.A_log.shape, w.delta_proj.shape[1:]
-    alike = (w.in_proj, w.conv, w.conv_bias, w.x_proj, w.delta_proj, w.out_proj, w.out_bias)
-    kinds = [t is None or t.dtype is hidden.dtype for t in alike]
+    kinds = [t is None or t.dtype is hidden.dtype for t in (w.in_proj, w.x_proj, w.delta_proj, w.out_proj, w.out_bias)]
+    kinds += [t is None or t.dtype in (hidden.dtype, w.conv.dtype) for t in (w.conv, w.conv_bias)]
+    kinds.append(w.conv.dtype in (hidden.dtype, torch.float32))
     shapes = (w.in_proj.shape == (2 * d, hidden.shape[2]) and w.conv.shape[:2] == (d, 1) and w.x_proj.shape == (rank + 2 * n, d)
               and w.delta_proj.shape[0] == d and w.delta_bias.shape == w.D.shape == (d,) and w.out_proj.shape[1] == d
               and (w.conv_bias is None or w.conv_bias.shape == (d,)))
@@ -80,10 +81,20 @@ def _pieces(b, scratch_bytes, memory_bytes):
     return next((n for n in range(1, b) if b % n == 0 and scratch_bytes * _SCRATCH_SHARE <= memory_bytes * n), b) if memory_bytes else 1
 
 
-class _Plan:
-    """What a signature determines: sizes, and the packed calls."""
+def _converted(hidden, w, dtype):
+    """As autocast to this type gives them to the block: what products read; the convolution's weight stays as it is, as upstream's."""
+    if dtype is None:
+        return hidden, w
+    names = ("in_proj", "x_proj", "delta_proj", "out_proj", "out_bias")
+    given = [getattr(w, name) for name in names]
+    return hidden.to(dtype), w._replace(**{name: t if t is None else t.to(dtype) for name, t in zip(names, given)})
 
-    def __init__(self, hidden, w):
+
+class _Plan:
+    """What a signature determines: sizes, and the packed calls. dtype: autocast's, to which tensors are converted."""
+
+    def __init__(self, hidden, w, dtype=None):
+        self.dtype = dtype
         b, length, _ = hidden.shape
         d, n = w.A_log.shape
         self.rank, self.d, self.n, self.shape = w.delta_proj.shape[1], d, n, (b, length, d)
@@ -100,7 +111,7 @@ class _Plan:
         self.of_floats = hidden.is_cuda and hidden.dtype is torch.float32
         self.products = {}
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
-        self.is_one_call = (hidden.is_cuda and hidden.dtype is not torch.float32 and self.rows <= _MOST_ROWS
+        self.is_one_call = (hidden.is_cuda and hidden.dtype is not torch.float32 and w.conv.dtype is hidden.dtype and self.rows <= _MOST_ROWS
                             and self.rows * (w.in_proj.numel() + w.out_proj.numel()) <= _MOST_IN_ONE_CALL)
         self.calls = self.small_calls = None
         self.inner, self.inner_backward = Call(_INNER), Call(_INNER_BACKWARD)
@@ -342,11 +353,12 @@ def _input_gradients(plan, at, x, dxz, w, wanted, grads):
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plan, hidden, *weights):
-        w = Weights(*weights)
+        ctx.dtypes = None if plan.dtype is None else [None if t is None else t.dtype for t in (hidden, *weights)]
+        hidden, w = _converted(hidden, Weights(*weights), plan.dtype)
         out, (x, xz, A, bias, u, rows, delta, y, states) = _forward(plan, hidden, w, True)
         if not plan.keeps:
             u = delta = None
-        ctx.save_for_backward(x, xz, A, bias, u, rows, delta, y, states, *weights)
+        ctx.save_for_backward(x, xz, A, bias, u, rows, delta, y, states, *w)
         ctx.plan = plan
         return out
 
@@ -356,28 +368,43 @@ class _Block(torch.autograd.Function):
         tensors = ctx.saved_tensors
         call = ctx.plan, tensors[:9], Weights(*tensors[9:]), dout, ctx.needs_input_grad[1:]
         if autocast_dtype(dout) is None:
-            return (None, *_backward(*call))
-        with torch.autocast(dout.device.type, enabled=False):
-            return (None, *_backward(*call))
+            grads = _backward(*call)
+        else:
+            with torch.autocast(dout.device.type, enabled=False):
+                grads = _backward(*call)
+        if ctx.dtypes is not None:
+            grads = [g if g is None else g.to(dtype) for g, dtype in zip(grads, ctx.dtypes)]
+        return (None, *grads)
+
+
+def _run_without_gradient(plan, hidden, weights):
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _forward(plan, *_converted(hidden, Weights(*weights), plan.dtype))[0]
 
 
 def mamba_block(hidden, *weights):
-    """hidden (B, L, M), the tensors of Weights -> (B, L, M), or None where the parts must be called separately: on a CPU, under
-    autocast, while tracing, with tensors of mixed types."""
-    if not hidden.is_cuda or is_traced() or is_fake(hidden) or autocast_dtype(hidden) is not None:
+    """hidden (B, L, M), the tensors of Weights -> (B, L, M), or None where the parts must be called separately: on a CPU, while tracing, with
+    tensors of mixed types. Under autocast products take its type, and gradients have their tensors'."""
+    if not hidden.is_cuda or is_traced() or is_fake(hidden):
         return None
-    key = _signature((hidden, *weights), (allows_tf32(hidden),))
+    return _block_of(hidden, weights, autocast_dtype(hidden))
+
+
+def _block_of(hidden, weights, dtype):
+    key = _signature((hidden, *weights), (allows_tf32(hidden), dtype))
     plan = _known.get(key)
     if plan is None:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        w = Weights(*weights)
-        plan = _known[key] = _Plan(hidden, w) if _fits(hidden, w) else False
+        x, w = _converted(hidden.detach(), Weights(*weights), dtype)
+        plan = _known[key] = _Plan(x, w, dtype) if _fits(x, w) else False
+        if plan:
+            plan.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *weights)])
     if not plan:
         return None
     if not is_grad_enabled():
-        return _forward(plan, hidden, Weights(*weights))[0]
+        return _run_without_gradient(plan, hidden, weights)
     if plan.has_gradients:
         return _Block.apply(plan, hidden, *weights)
     with torch.no_grad():
-        return _forward(plan, hidden, Weights(*weights))[0]
+        return _run_without_gradient(plan, hidden, weights)
