@@ -324,7 +324,8 @@ int32_t kr_attention_bwd_halves(const krait_ctx *ctx, const void *args) {
 
 /* In how many parts, each a block of its own, the heads that share keys are walked: so many that the blocks of the
  * kernels by keys are several turns, of which the longest is not the last; 1 where they are as they are, or where rows
- * are too few for their work to be worth writing the sums: where every multiprocessor has a block anyway, short ones. */
+ * are too few for their work to be worth writing the sums: where every multiprocessor has a block anyway, short ones.
+ */
 static int32_t parts_of_heads(const krait_ctx *ctx, const kr_attention_params *p) {
   const int64_t places = kr_cuda_info(ctx->cuda)->n_multiprocessors,
                 blocks =
