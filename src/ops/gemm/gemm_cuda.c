@@ -318,11 +318,17 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return NULL;
 }
 
-static const tile_cost hopper_tiles[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {128, 1, 0.68, 1.1}, {0}},
+/* The narrowest only where K lies along both factors. */
+static const tile_cost hopper_tiles[] = {{64, 1, 0.3, 1.1},
+                                         {256, 1, 1, 1.4},
+                                         {192, 1, 0.8, 1.25},
+                                         {128, 1, 0.68, 1.1},
+                                         {0}},
                        hopper_gated[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {0}};
 
 static int plan_hopper(const krait_ctx *ctx, kr_gemm_params *p) {
-  return choose_tiles(ctx, p, p->B2.data ? hopper_gated : hopper_tiles, KR_HOPPER_BK);
+  const int is_kk = kr_gemm_order_of(p) == KR_ORDER_KK;
+  return choose_tiles(ctx, p, p->B2.data ? hopper_gated : hopper_tiles + !is_kk, KR_HOPPER_BK);
 }
 
 uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
@@ -395,8 +401,9 @@ static int64_t first_columns(const krait_ctx *ctx, const kr_gemm_args *a) {
 
 static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
 #define BY_WIDTH(name) \
-  {BY_HALF("hopper", "_128", name), BY_HALF("hopper", "_192", name), BY_HALF("hopper", "_256", name)}
-  static const kr_kernel kernels[2][3][2][KR_GEMM_ORDERS] = {BY_WIDTH("kr_gemm_hopper"),
+  {BY_HALF("hopper", "_64", name), BY_HALF("hopper", "_128", name), BY_HALF("hopper", "_192", name), \
+   BY_HALF("hopper", "_256", name)}
+  static const kr_kernel kernels[2][4][2][KR_GEMM_ORDERS] = {BY_WIDTH("kr_gemm_hopper"),
                                                              BY_WIDTH("kr_gemm_hopper_active")};
   static const kr_kernel gated[2][2] = {
       {{"gemm_hopper_f16_gated_192", "kr_gemm_hopper_active"}, {"gemm_hopper_bf16_gated_192", "kr_gemm_hopper_active"}},
@@ -417,7 +424,7 @@ static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   const kr_kernel *const kernel =
-      h.params.B2.data ? &gated[bn == 256][type] : &kernels[is_active][bn / 64 - 2][type][order];
+      h.params.B2.data ? &gated[bn == 256][type] : &kernels[is_active][bn / 64 - 1][type][order];
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, kernel, &grid, &h, &h.params);
 }
 

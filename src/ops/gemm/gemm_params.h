@@ -40,7 +40,7 @@ typedef struct kr_gemm_hopper_params {
 
 /* Tiles of 128 x BN; a stage is 64 of K. */
 enum { KR_HOPPER_BM = 128, KR_HOPPER_BK = 64, KR_HOPPER_THREADS = 384, KR_HOPPER_SLACK_BYTES = 1024 + 2048 + 256 };
-#define KR_HOPPER_STAGES(BN) ((BN) == 256 ? 3 : (BN) == 192 ? 4 : 5)
+#define KR_HOPPER_STAGES(BN) ((BN) == 256 ? 3 : (BN) == 192 ? 4 : (BN) == 128 ? 5 : 6)
 #define KR_HOPPER_SHARED_BYTES(BN) \
   (KR_HOPPER_STAGES(BN) * (KR_HOPPER_BM + (BN)) * 128 + KR_HOPPER_BM * (BN) * 2 + KR_HOPPER_SLACK_BYTES)
 
