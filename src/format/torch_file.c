@@ -5,6 +5,7 @@
 #include "torch_file.h"
 
 #include <inttypes.h>
+#include <libdeflate.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,10 +156,11 @@ typedef struct kr_crc_piece {
   uint32_t n_bytes, crc;
 } kr_crc_piece;
 
+/* libdeflate's checksum is more than twice as fast as zlib's, which has what joins them. */
 static void check_pieces(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (kr_crc_piece *p = (kr_crc_piece *)user + begin; p < (kr_crc_piece *)user + end; p++)
-    p->crc = (uint32_t)crc32(0, p->bytes, p->n_bytes);
+    p->crc = libdeflate_crc32(0, p->bytes, p->n_bytes);
 }
 
 static int64_t count_pieces(const kr_entry *e) {

@@ -2,9 +2,9 @@
  * per tensor and two small entries. Every entry begins at a multiple of 64 bytes, as torch.save does, so that it can be
  * mapped. */
 #include <errno.h>
+#include <libdeflate.h>
 #include <stdio.h>
 #include <string.h>
-#include <zlib.h>
 
 #include "arena.h"
 #include "outfile.h"
@@ -69,13 +69,6 @@ static void put(kr_zip_out *z, const void *bytes, uint64_t n) {
   z->at += n;
 }
 
-static uint32_t checksum(const unsigned char *bytes, uint64_t n) {
-  uLong crc = crc32(0, NULL, 0);
-  for (uint64_t done = 0, some; done < n; done += some)
-    some = n - done < 1 << 30 ? n - done : 1 << 30, crc = crc32(crc, bytes + done, (uInt)some);
-  return (uint32_t)crc;
-}
-
 /* The fields shared by both headers of an entry, in the same order. */
 static void add_entry(kr_text *to, const char *name, uint32_t crc, uint64_t bytes, uint64_t extra) {
   add_bytes(to, 20, 2), add_bytes(to, 0, 2), add_bytes(to, 0, 2), add_bytes(to, 0, 2), add_bytes(to, DATE, 2);
@@ -85,7 +78,7 @@ static void add_entry(kr_text *to, const char *name, uint32_t crc, uint64_t byte
 
 static void put_torch_write_entry(kr_zip_out *z, const char *name, const void *data, uint64_t bytes) {
   const uint64_t begin = z->at, reached = begin + 30 + strlen(name) + 4, padding = (ALIGN - reached % ALIGN) % ALIGN;
-  const uint32_t crc = checksum(data, bytes);
+  const uint32_t crc = libdeflate_crc32(0, data, (size_t)bytes);
   kr_text header = kr_text_begin(z->arena);
   add_torch_write(&header, "PK\3\4"), add_entry(&header, name, crc, bytes, 4 + padding), add_torch_write(&header, name);
   add_torch_write(&header, "FB"), add_bytes(&header, padding, 2);
