@@ -1,4 +1,4 @@
-/* emulated_walk.c: Mamba 3's scan on warpgroups on the emulator, in calls that random ones do not cover: states handed
+/* emulated_walk.c: Mamba 3's scan and its gradient on warpgroups on the emulator, in calls that random ones do not cover: states handed
  * from block to block, NaN of one token. Usage: emulated_walk LIBCUDA. */
 #define _GNU_SOURCE
 #include "../test.h"
@@ -54,9 +54,78 @@ static void heads_are_scanned_without_rows(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* Of one array: numbers as far apart as 16 bits make them, NaN in the same places. */
+static void compare_gradients(const char *what, const float *got, const float *want, int n) {
+  double squares = 0;
+  int n_finite = 0;
+  for (int i = 0; i < n; i++)
+    if (isfinite(want[i])) squares += (double)want[i] * want[i], n_finite++;
+  const double rms = sqrt(squares / (n_finite ? n_finite : 1));
+  for (int i = 0; i < n; i++)
+    if (!(fabs((double)got[i] - want[i]) <= 0.06 * (rms + fabs((double)want[i]))) && !(isnan(got[i]) && isnan(want[i])))
+      fail_msg("%s: number %d is %g, not %g", what, i, (double)got[i], (double)want[i]);
+}
+
+/* Gradients of which dB and dC are summed over heads where they are made: shares of heads to a block, tokens that fill
+ * no chunk; and of a head with NaN, which is computed again, only what the equations send it to. */
+static void heads_give_gradients_without_rows(void **state) {
+  enum { L = 150, HEADS = 6, G = 2, P = 16, N = 128, M = 12, BAD = 77, ROWS = L * HEADS * P, STATES = L * G * N };
+  static _Alignas(64) uint16_t x[ROWS], z[ROWS], dout[ROWS], B[STATES], C[STATES], outs[2][2 * ROWS + 2 * STATES];
+  static float dt[L * HEADS], decay[L * HEADS], trap[L * HEADS], angles[L * M], bias[HEADS * N], D[HEADS];
+  enum { VALUES = 3 * L * HEADS + L * M + 2 * HEADS * N + HEADS };
+  static float values[2][VALUES], wide[2][2 * ROWS + 2 * STATES];
+  (void)state;
+  if (!(kr_cuda_built_tiers() & KRAIT_CAP_CUDA_HOPPER)) skip();
+  fill(B, STATES, 29, 97), fill(C, STATES, 31, 89), fill(z, ROWS, 41, 83), fill(dout, ROWS, 43, 79);
+  fill_random(trap, L * HEADS), fill_random(angles, L * M), fill_random(bias, HEADS * N), fill_random(D, HEADS);
+  for (int i = 0; i < L * HEADS; i++) dt[i] = 0.02f + 0.1f * (float)(i % 7), decay[i] = -0.05f * (float)(i % 9);
+  kr_emulated_blocks_in_order(1);
+  for (int i = 0; i < 4; i++) {
+    krait_ctx *ctx = NULL;
+    const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
+    setenv("KR_FAKE_CUDA", i & 1 ? "capability=90,shared=232448,multiprocessors=3"
+                                 : "capability=90,shared=232448,multiprocessors=16", 1);
+    assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+    kr_emulated_order(i % KR_N_ORDERS);
+    kr_mamba3_bwd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = HEADS, .P = P, .N = N, .G = G, .R = 1, .M = M};
+    const kr_view steps = {NULL, {L * HEADS, HEADS, 1}, KRAIT_F32, 0};
+    fill(x, ROWS, 37, 101);
+    if (i > 1) x[(BAD * HEADS + 2) * P + 3] = 0x7fc0;
+    a.x = a.z = a.dout = (kr_view){x, {ROWS, HEADS * P, P, 1}, KRAIT_BF16, 0}, a.z.data = z, a.dout.data = dout;
+    a.Bmat = a.Cmat = (kr_view){B, {STATES, G * N, N, 1}, KRAIT_BF16, 0}, a.Cmat.data = C;
+    a.dt = a.log_decay = a.trap = steps, a.dt.data = dt, a.log_decay.data = decay, a.trap.data = trap;
+    a.B_bias = a.C_bias = (kr_view){bias, {N, N, 1}, KRAIT_F32, 0}, a.Dvec = (kr_view){D, {1}, KRAIT_F32, 0};
+    a.angles = (kr_view){angles, {L * M, M, 0, 1}, KRAIT_F32, 0};
+    for (int k = 0; k < 2; k++) {
+      float *to = values[k];
+      a.dx = a.dz = a.x, a.dB = a.dC = a.Bmat, a.ddt = a.dtrap = a.dlog_decay = steps, a.dangles = a.angles;
+      a.dB_bias = a.dC_bias = a.B_bias, a.dDvec = a.Dvec;
+      a.dx.data = outs[k], a.dz.data = outs[k] + ROWS, a.dB.data = outs[k] + 2 * ROWS;
+      a.dC.data = outs[k] + 2 * ROWS + STATES;
+      a.ddt.data = to, a.dtrap.data = to += L * HEADS, a.dlog_decay.data = to += L * HEADS;
+      a.dangles.data = to += L * HEADS, a.dB_bias.data = to += L * M, a.dC_bias.data = to += HEADS * N;
+      a.dDvec.data = to + HEADS * N;
+      run_row(ctx, "mamba3_bwd", k ? "cuda_hopper" : "ref", &a);
+      for (int n = 0; n < 2 * ROWS + 2 * STATES; n++) wide[k][n] = kr_bf16_to_float(outs[k][n]);
+    }
+    const struct {
+      const char *name;
+      int n;
+    } of_rows[] = {{"dx", ROWS}, {"dz", ROWS}, {"dB", STATES}, {"dC", STATES}},
+      of_values[] = {{"ddt", L * HEADS},      {"dtrap", L * HEADS},   {"dlog_decay", L * HEADS}, {"dangles", L * M},
+                     {"dB_bias", HEADS * N}, {"dC_bias", HEADS * N}, {"dDvec", HEADS}};
+    for (size_t k = 0, at = 0; k < sizeof of_rows / sizeof *of_rows; at += (size_t)of_rows[k++].n)
+      compare_gradients(of_rows[k].name, wide[1] + at, wide[0] + at, of_rows[k].n);
+    for (size_t k = 0, at = 0; k < sizeof of_values / sizeof *of_values; at += (size_t)of_values[k++].n)
+      compare_gradients(of_values[k].name, values[1] + at, values[0] + at, of_values[k].n);
+    krait_ctx_close(&ctx);
+  }
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(heads_are_scanned_without_rows)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(heads_are_scanned_without_rows),
+                                     cmocka_unit_test(heads_give_gradients_without_rows)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

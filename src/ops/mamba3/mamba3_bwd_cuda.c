@@ -2,8 +2,9 @@
  * needs it, dy, an implementation of the SSD's gradient, and what goes back from there. */
 #include "mamba3_host.h"
 #include "mamba3_impls.h"
+#include "mamba3_inner_params.h"
 #include "op_list.h"
-#include "ssd/ssd_host.h"
+#include "ssd/ssd_hopper_host.h"
 #include "status.h"
 
 static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3_leave_64"),
@@ -25,6 +26,13 @@ static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3
                        initial_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_initial"),
                        add_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_add");
 
+static const kr_kernel inner_kernel[3] = {{NULL, NULL},
+                                          {"mamba3_inner_f16", "kr_mamba3_inner"},
+                                          {"mamba3_inner_bf16", "kr_mamba3_inner"}},
+                       inner_again_kernel[3] = {{NULL, NULL},
+                                                {"mamba3_inner_f16", "kr_mamba3_inner_again"},
+                                                {"mamba3_inner_bf16", "kr_mamba3_inner_again"}};
+
 /* p: the forward call of the rows is p.f. */
 typedef struct gradient {
   kr_mamba3_inputs in;
@@ -32,6 +40,7 @@ typedef struct gradient {
   kr_ssd_args ssd;
   kr_ssd_bwd_args ssd_bwd;
   kr_mamba3_walk_params walk; /* of a walked call */
+  kr_mamba3_inner_params *inner; /* or absent: chunks by mamba3_inner.cu; set when the SSD's gradient runs */
   uint64_t at; /* of the SSD's scratch */
   int type;
 } gradient;
@@ -49,6 +58,12 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
   p->needs_y = kr_has(&a->z) || kr_has(&a->norm_weight) || kr_has(&a->mimo_o);
 }
 
+/* Whether dq and dk stay in the kernel that makes them (mamba3_inner.cu). */
+static int has_inner(const krait_ctx *ctx, const kr_mamba3_params *f) {
+  return f->is_walked && f->N > 64 && f->M <= KR_MAMBA3_INNER_M &&
+         kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
+}
+
 /* Whether the call is plain or direct, or its ranks are in vectors; its tiles then. */
 static void be_plain(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in,
                      kr_mamba3_bwd_params *p, int type) {
@@ -63,6 +78,7 @@ static void be_plain(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_
   if (f->is_plain || f->is_ranked) f->n_tiles = (int32_t)((f->L + tile - 1) / tile);
   if (kr_has(&p->dout) && !kr_has(&p->dfinal_x)) kr_mamba3_be_direct(core, f);
   f->is_walked = f->is_direct && kr_has(&f->z) && kr_mamba3_walks(ctx, core, in);
+  if (has_inner(ctx, f)) f->n_tiles = f->n_chunks * (KR_MAMBA3_CHUNK / KR_MAMBA3_INNER_TOKENS);
 }
 
 static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type) {
@@ -152,10 +168,78 @@ static int32_t make_walked(const krait_ctx *ctx, const void *user, const kr_ssd_
   return kr_mamba3_launch_walk(ctx, &w, g->type, g->ssd_bwd.call.stream);
 }
 
+/* Blocks share a group's heads only if one block per chunk and group does not fill the device. */
+static int32_t splits_of_inner(const krait_ctx *ctx, const kr_mamba3_params *f) {
+  const int64_t blocks = (int64_t)f->B * f->G * f->n_chunks, heads = f->H / f->G, most = heads < 16 ? heads : 16;
+  int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / blocks;
+  n = n < 1 ? 1 : n > most ? most : n;
+  const int64_t per_split = (heads + n - 1) / n;
+  return (int32_t)((heads + per_split - 1) / per_split);
+}
+
+static int32_t make_inner_maps(const krait_ctx *ctx, const kr_mamba3_params *f, kr_mamba3_inner_params *w) {
+  const kr_ssd_tensor B = kr_ssd_sequence(&f->Bmat, 0, f->L), C = kr_ssd_sequence(&f->Cmat, 0, f->L);
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
+  int32_t status = kr_ssd_hopper_map(ctx, &w->x, &w->q.f.x, f->B, f->L, f->H, f->P);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &w->dy, &w->q.f.dout, f->B, f->L, f->H, f->P);
+  if (status == KRAIT_OK && w->q.dx.data)
+    status = kr_ssd_hopper_map(ctx, &w->dx, &w->q.dx, f->B, f->L, f->H, f->P);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &w->Bmat, &B, f->B, f->L, f->G, f->N);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &w->Cmat, &C, f->B, f->L, f->G, f->N);
+  kr_cuda_end(ctx->cuda);
+  return status;
+}
+
+/* The SSD's gradient is one of every head's keys and queries; here B and C have groups again. */
+static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_params *p) {
+  const gradient *const g = user;
+  const kr_mamba3_params *const f = &g->p.f;
+  p->f.heads = f->H / f->G, p->n_splits = splits_of_inner(ctx, f);
+  p->dB = kr_ssd_sequence(&g->p.dB, 0, f->L), p->dC = kr_ssd_sequence(&g->p.dC, 0, f->L);
+  p->sum_B.b = p->sum_C.b = f->L * f->G * f->N, p->sum_B.t = p->sum_C.t = (int64_t)f->G * f->N;
+  *g->inner = (kr_mamba3_inner_params){.q = *p,
+                                       .B = f->Bmat,
+                                       .C = f->Cmat,
+                                       .B_bias = f->B_bias,
+                                       .C_bias = f->C_bias,
+                                       .packets = f->packets,
+                                       .gamma = f->gamma,
+                                       .products = g->p.products,
+                                       .dq = g->p.dq,
+                                       .dk = g->p.dk,
+                                       .psi = g->p.psi,
+                                       .biases = g->p.biases,
+                                       .M = f->M,
+                                       .packet_bytes = f->packet_bytes};
+  KR_TRY(make_inner_maps(ctx, f, g->inner));
+  const kr_grid grid = {.x = (uint32_t)f->n_chunks,
+                        .y = (uint32_t)(f->G * p->n_splits),
+                        .z = (uint32_t)f->B,
+                        .block = KR_SSD_HOPPER_BWD_THREADS,
+                        .shared_bytes = KR_MAMBA3_INNER_SHARED,
+                        .is_pdl = 1,
+                        .stream = g->ssd_bwd.call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &inner_kernel[g->type], &grid, g->inner, sizeof *g->inner);
+}
+
+/* dB and dC of heads that were computed again. */
+static int32_t run_inner_again(const krait_ctx *ctx, const gradient *g) {
+  const kr_mamba3_params *const f = &g->p.f;
+  const int32_t warps = KR_MAMBA3_THREADS / 32;
+  const kr_grid grid = {.x = (uint32_t)((f->n_tiles + warps - 1) / warps),
+                        .y = (uint32_t)f->G,
+                        .z = (uint32_t)f->B,
+                        .block = KR_MAMBA3_THREADS,
+                        .stream = g->ssd_bwd.call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &inner_again_kernel[g->type], &grid, g->inner,
+                        sizeof *g->inner);
+}
+
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {
   if (!g->p.f.n_rows || !g->p.f.B) return KRAIT_OK;
   if (!g->p.f.is_walked) return core->ssd_bwd.run(ctx, &g->ssd_bwd);
-  return kr_ssd_bwd_hopper_made(ctx, &g->ssd_bwd, &(kr_ssd_maker){make_walked, g, g->walk.spoilt});
+  const kr_ssd_maker maker = {make_walked, g, g->walk.spoilt, g->inner ? run_inner : NULL};
+  return kr_ssd_bwd_hopper_made(ctx, &g->ssd_bwd, &maker);
 }
 
 /* Rows, and (not of a direct call) dy in place of y; of a walked call packets. */
@@ -198,7 +282,10 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
                 spans = kr_mamba3_grid(f->n_spans, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
   const uint64_t tier = core->tier;
   if (!f->is_direct || kr_has(&p->dDvec)) KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, matrices, g->type, &tiles, p, sizeof *p));
+  if (g->inner)
+    KR_TRY(run_inner_again(ctx, g));
+  else
+    KR_TRY(kr_mamba3_launch(ctx, tier, matrices, g->type, &tiles, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->type, &sums, p, sizeof *p));
   if (sums.x) KR_TRY(kr_mamba3_launch(ctx, tier, later_kernel, g->type, &later, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, steps_kernel, g->type, &spans, p, sizeof *p));
@@ -209,7 +296,9 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
 static int32_t run_gradient(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_bwd_args *a = args;
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  const gradient g = gradient_of(ctx, core, a, a->call.scratch);
+  gradient g = gradient_of(ctx, core, a, a->call.scratch);
+  kr_mamba3_inner_params inner;
+  if (has_inner(ctx, &g.p.f)) g.inner = &inner;
   KR_TRY(run_to_dy(ctx, core, &g, a->call.stream));
   KR_TRY(run_ssd_bwd_core(ctx, core, &g));
   return run_from_ssd(ctx, core, &g, a->call.stream);

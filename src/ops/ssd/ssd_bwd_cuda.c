@@ -294,7 +294,7 @@ static kr_ssd_bwd_params ssd_bwd_part_of(const kr_ssd_bwd_params *whole, int par
 }
 
 static int32_t sum_splits(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
-  const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
+  const kr_grid sum = {.x = (uint32_t)((a->L * (p->f.H / p->f.heads) * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                        .y = 2,
                        .z = (uint32_t)a->B,
                        .block = KR_SSD_BWD_THREADS,
@@ -303,7 +303,9 @@ static int32_t sum_splits(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const 
                          : KRAIT_OK;
 }
 
-static int32_t run_ssd_bwd_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_ssd_bwd_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
+                                const kr_ssd_maker *maker) {
+  (void)maker;
   const int wide = a->N > 64, dtype = a->x.dtype;
   const uint32_t batch = (uint32_t)a->B;
   const kr_grid states = {.x = (uint32_t)(a->H * p->f.blocks_per_head),
@@ -333,7 +335,8 @@ static int32_t redo_nonfinite(const krait_ctx *ctx, const kr_ssd_bwd_args *a, co
   return run_tokens(ctx, a, &p);
 }
 
-typedef int32_t run_part_fn(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
+typedef int32_t run_part_fn(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
+                            const kr_ssd_maker *maker);
 
 static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_fn *make, const kr_ssd_maker *maker,
                          run_part_fn *run_one) {
@@ -343,7 +346,7 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, make, maker));
   for (int part = 0; part < p.n_parts; part++) {
     const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
-    KR_TRY(run_one(ctx, a, &some));
+    KR_TRY(run_one(ctx, a, &some, maker));
   }
   const kr_grid finish = {.x = (uint32_t)p.n_chunks,
                           .y = (uint32_t)((a->H + 3) / 4),
@@ -404,10 +407,14 @@ static int32_t run_float_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, co
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->matrices, &grid, p, sizeof *p);
 }
 
-static int32_t run_parts_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_parts_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
+                              const kr_ssd_maker *maker) {
+  (void)maker;
   return run_float_part(ctx, a, p, 0);
 }
-static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
+                             const kr_ssd_maker *maker) {
+  (void)maker;
   return run_float_part(ctx, a, p, 1);
 }
 
@@ -599,7 +606,8 @@ static int32_t make_ssd_bwd_maps(const krait_ctx *ctx, const kr_ssd_bwd_args *a,
   return status;
 }
 
-static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
+                               const kr_ssd_maker *maker) {
   const int wide = a->N > 64, dtype = a->x.dtype;
   kr_ssd_hopper_bwd_params h = {.q = *p};
   KR_TRY(make_ssd_bwd_maps(ctx, a, &h));
@@ -609,6 +617,11 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, c
   kr_ssd_hopper_place(&states, ssd_bwd_columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
   for (states.back = p->has_states; states.back < (states.n_ways == 1 ? 2 : 1); states.back++)
     KR_TRY(kr_ssd_hopper_launch_states(ctx, &states, ssd_bwd_columns_of(a), a->call.stream));
+  if (maker && maker->run_inner) {
+    kr_ssd_bwd_params own = *p;
+    KR_TRY(maker->run_inner(ctx, maker->user, &own));
+    return sum_splits(ctx, a, &own);
+  }
   const kr_grid inner = {.x = (uint32_t)p->n_chunks,
                          .y = (uint32_t)(a->G * p->n_splits),
                          .z = (uint32_t)a->B,

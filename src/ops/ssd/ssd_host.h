@@ -5,8 +5,8 @@
 #include <math.h>
 
 #include "cuda_impl.h"
+#include "ssd_bwd_params.h"
 #include "ssd_inputs.h"
-#include "ssd_params.h"
 #include "view.h"
 
 static inline int kr_ssd_is_aligned(const kr_view *v) {
@@ -102,6 +102,9 @@ typedef struct kr_ssd_maker {
   int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
   const void *user;
   const int32_t *spoilt;
+  /* Or absent: in place of the kernel that takes chunk by chunk, between states and sums of tokens; may give p groups of
+   * heads, with dB, dC and the memory of splits' sums as these have them. */
+  int32_t (*run_inner)(const krait_ctx *ctx, const void *user, struct kr_ssd_bwd_params *p);
 } kr_ssd_maker;
 int32_t kr_ssd_bwd_hopper_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker);
 

@@ -1,0 +1,521 @@
+/* mamba3_inner.cu: the walked gradient of Mamba 3's scan chunk by chunk on warpgroups (sm_90a), given states before and
+ * their gradients after each chunk: ssd_hopper_bwd.cu's, of which this is a variant (notation as there), for keys and
+ * queries of 65 to 128 states that are a group's B and C with biases of each head, turned. Compiled for float16 and
+ * bfloat16 storage (KR_DTYPE). A block takes a chunk and several heads of a group in turn; B and C stay in shared
+ * memory: the first warpgroup turns C to queries    dq = (2^a dy) S + W k the second turns B to keys                dk
+ * = (into d x) M + W^T q, and dx Both turn their gradients back, add them up over heads in registers, and sum them over
+ * 16 tokens, for biases. W has on its diagonal the weight of a token's own output, so nothing is left to do to dq and
+ * dk. kr_mamba3_inner        a head's angles: what turning a token's query and key changes (psi), of the rounded
+ * numbers that were multiplied: what pairs give to angles that turn both of them cancels exactly kr_mamba3_inner_again
+ * heads that met NaN or infinity, whose dq and dk are in memory: onto dB and dC */
+#include "../ssd/ssd_hopper_inner.cuh"
+#include "mamba3_inner_params.h"
+#include "mamba3_views.cuh"
+
+enum {
+  THREADS = KR_SSD_HOPPER_BWD_THREADS,
+  STAGES = 2,
+  STAGE = (2 + 2 * BLOCKS) * TILE, /* x, dy, S, M */
+  TURNS = KR_MAMBA3_TURNS_BYTES(KR_MAMBA3_INNER_M),
+  OWN_BYTES = 4 * Q,
+  B_AT = 0,
+  C_AT = B_AT + BLOCKS * TILE,
+  K_AT = C_AT + BLOCKS * TILE,
+  Q_AT = K_AT + BLOCKS * TILE,
+  STAGES_AT = Q_AT + BLOCKS * TILE,
+  DX_AT = STAGES_AT + STAGES * STAGE,
+  W_AT = DX_AT + TILE,
+  CB_AT = W_AT + TILE,
+  PSI_AT = CB_AT + TILE * 3 / 2,
+  TURNS_AT = PSI_AT + TILE,
+  STEPS_AT = TURNS_AT + STAGES * TURNS,
+  OWN_AT = STEPS_AT + STAGES * KR_SSD_STEPS_BYTES,
+  BIASES_AT = OWN_AT + STAGES * OWN_BYTES, /* of queries, then keys, as lanes take them */
+  BOTH_FULL = BIASES_AT + 2 * N * 4,
+  FULL = BOTH_FULL + 8,
+  EMPTY = FULL + 8 * STAGES,
+  SIDE_SUMS = EMPTY + 8 * STAGES,
+  ALL_BARRIER = 3,
+  W_BARRIER = 5,
+  PRODUCER_REGS = 40,
+  CONSUMER_REGS = 232 /* registers per thread */
+};
+static_assert(1024 + SIDE_SUMS + 16 <= KR_MAMBA3_INNER_SHARED && KR_MAMBA3_INNER_SHARED <= 227 * 1024,
+              "all have a place");
+static_assert(KR_MAMBA3_INNER_M * Q * 4 <= TILE && STEPS_AT % 16 == 0 && OWN_AT % 16 == 0, "copies are aligned");
+static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who takes some waits for ever");
+
+KR_DEV slot slot_at(const place &at, int i) { return slot{at.first + i, 0, 0}; }
+KR_DEV const unsigned char *packet_at(const kr_mamba3_inner_params &w, int b, int h, int64_t chunk) {
+  return w.packets + (((int64_t)b * w.q.f.H + h) * w.q.n_chunks + chunk) * w.packet_bytes;
+}
+
+/* ---- helper warps ------------------------------------------------------------------------------------------------ */
+
+KR_DEV void copy_heads(const kr_mamba3_inner_params &w, const place &at, uint64_t maps, uint32_t base) {
+  const uint64_t map_x = maps, map_dy = maps + sizeof(kr_ssd_map), map_B = maps + 2 * sizeof(kr_ssd_map),
+                 map_C = maps + 3 * sizeof(kr_ssd_map);
+  const kr_ssd_bwd_params &p = w.q;
+  const int t0 = at.chunk * Q, turns = w.M ? TURNS : 0;
+  kr_barrier_expect(base + BOTH_FULL, 2 * BLOCKS * TILE);
+#pragma unroll
+  for (int n = 0; n < BLOCKS; n++) {
+    kr_load_box(base + B_AT + n * TILE, map_B, base + BOTH_FULL, 64 * n, t0, at.g, at.b);
+    kr_load_box(base + C_AT + n * TILE, map_C, base + BOTH_FULL, 64 * n, t0, at.g, at.b);
+  }
+  for (int i = 0; i < at.n; i++) {
+    const int stage = i % STAGES, h = at.first + i;
+    const uint32_t to = base + STAGES_AT + stage * STAGE, full = base + FULL + 8 * stage;
+    const int64_t tile = kept_at(p.f, at.b, h, 0, at.chunk, p.n_chunks);
+    const unsigned char *const packet = packet_at(w, at.b, h, at.chunk);
+    kr_barrier_await(base + EMPTY + 8 * stage, parity_of(i, STAGES) ^ 1);
+    kr_barrier_expect(full, STAGE + KR_SSD_STEPS_BYTES + OWN_BYTES + turns);
+    kr_load_box(to, map_x, full, 0, t0, h, at.b);
+    kr_load_box(to + TILE, map_dy, full, 0, t0, h, at.b);
+    kr_load_bytes(to + 2 * TILE, (const char *)p.S + tile, BLOCKS * TILE, full);
+    kr_load_bytes(to + (2 + BLOCKS) * TILE, (const char *)p.M + tile, BLOCKS * TILE, full);
+    kr_load_bytes(base + STEPS_AT + stage * KR_SSD_STEPS_BYTES, steps_at(p.f, at.b, h, at.chunk), KR_SSD_STEPS_BYTES,
+                  full);
+    kr_load_bytes(base + OWN_AT + stage * OWN_BYTES, ((const kr_mamba3_chunk_steps *)packet)->own, OWN_BYTES, full);
+    if (turns) kr_load_bytes(base + TURNS_AT + stage * TURNS, packet + KR_MAMBA3_STEPS_BYTES, turns, full);
+  }
+}
+
+/* <S, M> of each head, a third by each of three warps. */
+KR_DEV void sum_beside(const kr_ssd_bwd_params &p, const place &at, int which, unsigned char *shared, uint32_t base) {
+  float *const others = (float *)(shared + SIDE_SUMS);
+  for (int i = 0; i < at.n; i++) {
+    const int stage = i % STAGES;
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
+    const float sum = pass_through<3>(shared + STAGES_AT + stage * STAGE + 2 * TILE, which);
+    kr_sync_warp();
+    if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + EMPTY + 8 * stage);
+    if (which && (kr_thread() & 31) == 0) others[2 * (i & 1) + which - 1] = sum;
+    kr_sync_some<4, 96>();
+    if (which == 0 && (kr_thread() & 31) == 0)
+      sums_at(p, at.b, at.first + i, at.chunk)->through = sum + others[2 * (i & 1)] + others[2 * (i & 1) + 1];
+  }
+}
+
+/* ---- keys and queries -------------------------------------------------------------------------------------------- */
+
+/* A head's biases of B or C, by a warpgroup: [column / 16][column / 2 % 4][column / 8 % 2][column % 2]. */
+KR_DEV void put_own_biases(const kr_view &bias, int h, int n_states, int thread, float *to) {
+  const int n = thread, place = n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
+  to[place] = n < n_states ? get(bias, at3(bias, h, 0, n)) : 0.0f;
+}
+
+/* The rotations of a lane's pairs in 16 columns k. */
+KR_DEV kr_raw16 rotations_at(const unsigned char *turns, const lanes &me, int k) {
+  return *(const kr_raw16 *)(turns + 2048 * k + 16 * me.thread);
+}
+
+/* A warp's tokens of B or C with biases, turned (in the first n_turning of 16 columns), to the tile of keys or
+ * queries. */
+KR_DEV void turn_rows(const unsigned char *from, unsigned char *to, const float *biases, const unsigned char *turns,
+                      int n_turning, const lanes &me) {
+#pragma unroll
+  for (int k = 0; k < N / 16; k++) {
+    uint32_t two[4];
+    take_matrices(two, from + k / 4 * TILE, me, 2 * (k & 3));
+    const kr_float4 own = *(const kr_float4 *)(biases + 16 * k + 4 * me.q);
+    const int is_turning = k < KR_MAMBA3_INNER_M / 8 && k < n_turning;
+    kr_raw16 by = {};
+    if (is_turning) by = rotations_at(turns, me, k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float x = kr_unpack(two[i], 0, KR_DTYPE) + own.v[i & 2],
+                  y = kr_unpack(two[i], 1, KR_DTYPE) + own.v[(i & 2) + 1];
+      const float c = is_turning ? kr_unpack(by.w[i], 0, KRAIT_F16) : 1.0f,
+                  s = is_turning ? kr_unpack(by.w[i], 1, KRAIT_F16) : 0.0f;
+      two[i] = is_turning ? pack(kr_fma(c, x, -(s * y)), kr_fma(s, x, c * y)) : pack(x, y);
+    }
+    put_matrices(to + k / 4 * TILE, me, 2 * (k & 3), two[0], two[1], two[2], two[3]);
+  }
+  kr_show_to_copies();
+}
+
+/* What turning changes of 8 pairs of a lane's rows of keys or queries, given their gradients. */
+KR_DEV kr_float4 shares_of(const unsigned char *tile, const float (&d)[N / 2], int k, const lanes &me) {
+  uint32_t two[4];
+  kr_float4 share;
+  take_matrices(two, tile + k / 4 * TILE, me, 2 * (k & 3));
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float *const e = d + 8 * k + 4 * (i >> 1) + 2 * (i & 1);
+    share.v[i] = kr_fma(kr_unpack(two[i], 0, KR_DTYPE), e[1], -(kr_unpack(two[i], 1, KR_DTYPE) * e[0]));
+  }
+  return share;
+}
+
+KR_DEV void turn_rows_back(float (&d)[N / 2], const unsigned char *turns, int n_turning, const lanes &me) {
+#pragma unroll
+  for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++) {
+    if (k >= n_turning) continue;
+    const kr_raw16 by = rotations_at(turns, me, k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float *const e = d + 8 * k + 4 * (i >> 1) + 2 * (i & 1);
+      const float c = kr_unpack(by.w[i], 0, KRAIT_F16), s = kr_unpack(by.w[i], 1, KRAIT_F16), x = e[0], y = e[1];
+      e[0] = kr_fma(c, x, s * y), e[1] = kr_fma(c, y, -(s * x));
+    }
+  }
+}
+
+/* A warp's sums of columns over its 16 tokens. */
+KR_DEV void leave_columns(const float (&d)[N / 2], const lanes &me, int n_states, float *to) {
+  float v[N / 4];
+#pragma unroll
+  for (int i = 0; i < N / 4; i++) v[i] = d[4 * (i >> 1) + (i & 1)] + d[4 * (i >> 1) + 2 + (i & 1)];
+#pragma unroll
+  for (int half = N / 8, lane = 16; lane >= 4; half >>= 1, lane >>= 1) {
+    const int is_high = (me.lane & lane) != 0;
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      const float kept = kr_select(is_high, v[i + half], v[i]), given = kr_select(is_high, v[i], v[i + half]);
+      v[i] = kept + kr_shuffle_xor(given, lane);
+    }
+  }
+  const int first = N / 2 * (me.lane >> 4 & 1) + N / 4 * (me.lane >> 3 & 1) + N / 8 * (me.lane >> 2 & 1) + 2 * me.q;
+#pragma unroll
+  for (int j = 0; j < N / 64; j++)
+    if (first + 8 * j < n_states) *(kr_float2 *)(to + first + 8 * j) = kr_float2{{v[2 * j], v[2 * j + 1]}};
+}
+
+/* The end of a head: gradients turned back, onto those of the group unless the head is computed again. */
+KR_DEV void leave_head(const kr_mamba3_inner_params &w, const place &at, int h, const lanes &me, int which, int counts,
+                       const unsigned char *turns, int n_turning, float (&d)[N / 2], float (&sums)[N / 2]) {
+  const kr_ssd_bwd_params &p = w.q;
+  const int64_t tile = ((int64_t)at.b * p.n_chunks + at.chunk) * (Q / KR_MAMBA3_INNER_TOKENS) + me.warp;
+  turn_rows_back(d, turns, n_turning, me);
+  if (counts) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) sums[i] += d[i];
+  }
+  leave_columns(d, me, p.f.N, w.biases + ((tile * p.f.H + h) * 2 + which) * p.f.N);
+}
+
+/* ---- the two warpgroups ------------------------------------------------------------------------------------------ */
+
+/* On W's diagonal, the weight of a token's own output. */
+KR_DEV void put_own_weights(const lanes &me, const float *weights, const float (&own)[2], float (&W)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; i++) {
+    const int r = i >> 1 & 1, column = 8 * (i >> 2) + 2 * me.q + (i & 1);
+    if ((i >> 2 & 1) == r && column == me.row + 8 * r) W[i] = own[r] * weights[me.row + 8 * r];
+  }
+}
+
+KR_DEV void take(const kr_mamba3_inner_params &w3, const place &at, const lanes &whole, unsigned char *shared,
+                 uint32_t base) {
+  const kr_ssd_bwd_params &p = w3.q;
+  const int n_turning = (w3.M + 7) / 8;
+  float *const biases = (float *)(shared + BIASES_AT);
+  float sums[N / 2];
+  clear_all(sums, N / 2);
+  put_own_biases(w3.C_bias, at.first, p.f.N, whole.thread, biases);
+  sync_group(whole);
+  kr_barrier_await(base + BOTH_FULL, 0);
+#pragma unroll 1
+  for (int i = 0; i < at.n; i++) {
+    const lanes me = lanes_of(anew(kr_thread()));
+    const int stage = i % STAGES;
+    const slot s = slot_at(at, i);
+    const uint32_t x = uniform(base + STAGES_AT + stage * STAGE);
+    const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE), *const turns =
+                                                                                         shared +
+                                                                                         anew(TURNS_AT + stage * TURNS);
+    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    kr_float4 *const CB = (kr_float4 *)(shared + anew(CB_AT)) + me.thread;
+    float xy[32], d[32], W[32], dq[N / 2], taken[2], before[2], own[2];
+    uint32_t w[16];
+    const int counts = !p.f.spoilt[at.b * p.f.H + s.h];
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
+    turn_rows(shared + C_AT, shared + Q_AT, biases, turns, n_turning, me);
+    kr_sync_at<256>(ALL_BARRIER); /* keys and queries are there, W and psi have been read */
+    start_product(base + Q_AT, base + K_AT, d);
+    start_tile(x + TILE, x, xy);
+    kr_wgmma_wait<64, 1>(d);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < 4 || me.warp >= 2) /* the others have only later tokens there */
+        CB[j < 4 ? 128 * j : 192 + 64 * j] = before_these(me, j, d);
+    start_product(base + Q_AT, x + 2 * TILE, d);
+    kr_wgmma_wait<64, 1>(xy);
+    clear_all(W, 32);
+    add_pairs<PLAIN>(me, steps, xy, CB, W, taken, own, 0);
+    put_own_weights(me, (const float *)(shared + anew(OWN_AT + stage * OWN_BYTES)), own, W);
+    if (p.dD.data) leave_diagonal(p, at, s, me, own);
+    pack_all(W, w);
+    put_factor(shared + W_AT, me, w);
+    kr_show_to_copies();
+    kr_arrive_at<256>(W_BARRIER);
+    uint32_t weighed[16];
+    take_factor(weighed, dy, me);
+    kr_wgmma_wait<64, 0>(d);
+    row_sums(d, weighed, before);
+    const float low = kr_exp2(steps.a[me.row]), high = kr_exp2(steps.a[me.row + 8]);
+    scale_factor(weighed, low, high);
+    start_sum<N>(x + 2 * TILE, weighed, dq, 0);
+    start_sum<N>(base + K_AT, w, dq, 1);
+    taken[0] = add_row(taken[0]), taken[1] = add_row(taken[1]), before[0] = low * add_row(before[0]),
+    before[1] = high * add_row(before[1]);
+    token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
+    if (me.q == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) to.taken[me.row + 8 * r] = taken[r], to.of[me.row + 8 * r].v[0] = before[r];
+    }
+    if (i + 1 < at.n) put_own_biases(w3.C_bias, s.h + 1, p.f.N, me.thread, biases);
+    kr_wgmma_wait<N, 0>(dq);
+#pragma unroll
+    for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++)
+      if (k < n_turning) *((kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread) = shares_of(shared + Q_AT, dq, k, me);
+    kr_sync_at<256>(ALL_BARRIER); /* keys and queries have been read */
+    leave_head(w3, at, s.h, me, 0, counts, turns, n_turning, dq, sums);
+    release(base + EMPTY + 8 * stage, me);
+  }
+  kr_sync_at<256>(ALL_BARRIER);
+  store_matrix(p, at, whole, p.dC, p.sum_C, shared + W_AT, sums);
+}
+
+/* The shares of angles of a head's tokens. */
+KR_DEV void leave_shares(const kr_mamba3_inner_params &w, const place &at, int h, const lanes &me, int n_turning,
+                         const float (&dk)[N / 2], const unsigned char *shared) {
+#pragma unroll
+  for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++) {
+    if (k >= n_turning) continue;
+    const kr_float4 of_key = shares_of(shared + K_AT, dk, k, me),
+                    of_query = *((const kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int64_t t = (int64_t)at.chunk * Q + me.row + 8 * (i & 1);
+      const int m = 8 * k + 4 * (i >> 1) + me.q;
+      if (t < w.q.f.L && m < w.M)
+        w.psi[(((int64_t)at.b * w.q.f.H + h) * w.q.f.L + t) * w.M + m] = of_query.v[i] + of_key.v[i];
+    }
+  }
+}
+
+KR_DEV void give(const kr_mamba3_inner_params &w3, const place &at, const lanes &whole, unsigned char *shared,
+                 uint32_t base, uint64_t maps) {
+  const kr_ssd_bwd_params &p = w3.q;
+  const int t0 = at.chunk * Q, sized = has_sizes<PLAIN>(), n_turning = (w3.M + 7) / 8;
+  unsigned char *const own = shared + DX_AT;
+  float *const biases = (float *)(shared + BIASES_AT) + N;
+  float sums[N / 2];
+  clear_all(sums, N / 2);
+  put_own_biases(w3.B_bias, at.first, p.f.N, whole.thread, biases);
+  sync_group(whole);
+  kr_barrier_await(base + BOTH_FULL, 0);
+#pragma unroll 1
+  for (int i = 0; i < at.n; i++) {
+    const lanes me = lanes_of(anew(kr_thread()));
+    const int stage = i % STAGES;
+    const slot s = slot_at(at, i);
+    const uint32_t X = uniform(base + STAGES_AT + stage * STAGE), M = X + (2 + BLOCKS) * TILE;
+    const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE), *const turns =
+                                                                                 shared +
+                                                                                 anew(TURNS_AT + stage * TURNS);
+    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    float xy[32], BC[32], d[32], dk[N / 2], given[2], after[2], inputs[2], size[2], into[2];
+    uint32_t w[16], inner[16];
+    const int counts = !p.f.spoilt[at.b * p.f.H + s.h];
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
+    turn_rows(shared + B_AT, shared + K_AT, biases, turns, n_turning, me);
+    kr_sync_at<256>(ALL_BARRIER);
+    start_product(base + K_AT, base + Q_AT, BC);
+    start_tile(X, X + TILE, xy);
+    start_product(base + K_AT, M, d);
+    take_factor(w, x, me);
+    const float own_D[2] = {steps.segment[me.row], steps.segment[me.row + 8]};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = me.row + 8 * r;
+      const float from = sized ? from_of(steps, row) : steps.a[row];
+      size[r] = sized ? kr_exp2(from - steps.a[row]) : steps.d[row], into[r] = kr_exp2(steps.total - from);
+    }
+    kr_wgmma_wait<64, 1>(BC);
+    kr_wgmma_wait<64, 1>(xy);
+    weigh_pairs<PLAIN>(me, steps, xy, BC, inner, given, inputs, own_D, 0);
+    kr_wgmma_wait<64, 0>(d);
+#pragma unroll
+    for (int k = 0; k < 32; k++) d[k] *= into[k >> 1 & 1];
+    row_sums(d, w, after);
+    start_sum<64>(X + TILE, inner, d, 1);
+    scale_factor(w, sized ? into[0] : into[0] * size[0], sized ? into[1] : into[1] * size[1]);
+    start_sum<N>(M, w, dk, 0);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float passed = sized ? 1.0f : given_size(steps, me.row + 8 * r);
+      inputs[r] = add_row(given[r] + inputs[r] + after[r]) * (sized ? size[r] : 1.0f);
+      given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]);
+    }
+    token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
+    if (me.q == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float *const v = to.of[me.row + 8 * r].v;
+        v[1] = after[r], v[2] = inputs[r], v[3] = given[r];
+      }
+    }
+    if (i + 1 < at.n) put_own_biases(w3.B_bias, s.h + 1, p.f.N, me.thread, biases);
+    kr_wgmma_wait<64, 1>(d);
+    if (p.dx.data) {
+      if (me.thread == 0) kr_stores_read<0>();
+      sync_givers();
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        float e[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) e[k] = sized ? d[4 * j + k] : d[4 * j + k] * size[k >> 1 & 1];
+        if (!sized) {
+          uint32_t dy[4];
+          take_matrices(dy, x + TILE, me, j);
+#pragma unroll
+          for (int k = 0; k < 8; k++)
+            e[k] = kr_fma(own_D[k >> 1 & 1], kr_unpack(dy[2 * (k >> 2) + (k >> 1 & 1)], k & 1, KR_DTYPE), e[k]);
+        }
+        put_matrices(own, me, j, pack(e[0], e[1]), pack(e[2], e[3]), pack(e[4], e[5]), pack(e[6], e[7]));
+      }
+      kr_show_to_copies();
+      sync_givers();
+      if (me.thread == 0) {
+        kr_store_box(maps + 4 * sizeof(kr_ssd_map), base + DX_AT, 0, t0, s.h, at.b);
+        kr_commit_stores();
+      }
+    }
+    kr_sync_at<256>(W_BARRIER);
+    kr_wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      kr_wgmma_step<N, half_type, 1, 1>(dk, kr_mn_major(base + W_AT + k * KR_MN_STEP_BYTES, TILE),
+                                        kr_mn_major(base + Q_AT + k * KR_MN_STEP_BYTES, TILE), 1);
+    kr_wgmma_commit();
+    kr_wgmma_wait<N, 0>(dk);
+    kr_sync_at<256>(ALL_BARRIER);
+    leave_shares(w3, at, s.h, me, n_turning, dk, shared);
+    leave_head(w3, at, s.h, me, 1, counts, turns, n_turning, dk, sums);
+    release(base + EMPTY + 8 * stage, me);
+  }
+  if (whole.thread == 0) kr_stores_read<0>();
+  kr_sync_at<256>(ALL_BARRIER);
+  store_matrix(p, at, whole, p.dB, p.sum_B, own, sums);
+}
+
+KR_DEV void run(const kr_mamba3_inner_params &w, uint64_t maps) {
+  KR_DYNAMIC_SHARED(all);
+  const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
+  unsigned char *const shared = all + (base - start);
+  const place at = here(w.q);
+  kr_launch_dependents();
+  if (kr_thread() == 0) {
+    kr_barrier_open(base + BOTH_FULL, 1);
+    for (int i = 0; i < STAGES; i++)
+      kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 + 4 + 3);
+    kr_barriers_opened();
+  }
+  kr_griddep_wait();
+  kr_sync();
+  if (kr_thread() < 128) {
+    kr_give_registers<PRODUCER_REGS>();
+    if (kr_thread() == 0)
+      copy_heads(w, at, maps, base);
+    else if (kr_thread() >= 32)
+      sum_beside(w.q, at, kr_thread() / 32 - 1, shared, base);
+  } else {
+    kr_take_registers<CONSUMER_REGS>();
+    const lanes me = lanes_of(kr_thread());
+    if (me.w == 0)
+      take(w, at, me, shared, base);
+    else
+      give(w, at, me, shared, base, maps);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba3_inner(const kr_mamba3_inner_params params) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_mamba3_inner, maps);
+  run(params, maps);
+}
+
+/* ---- heads computed again ---------------------------------------------------------------------------------------- */
+
+enum { AGAIN_PAIRS = N / 64 }; /* of a lane */
+
+/* A token's dq and dk of a lane's pairs, of a head that is computed again, turned back; its shares of angles are
+ * left. */
+KR_DEV void turn_token_back(const kr_mamba3_inner_params &w, int b, int h, int64_t t, float (&d)[2][AGAIN_PAIRS][2]) {
+  const kr_ssd_params &f = w.q.f;
+  const int64_t place = ((int64_t)b * f.H + h) * f.L + t, C_row = at4(w.C, b, t, h / f.heads, 0),
+                B_row = at4(w.B, b, t, h / f.heads, 0), C_own = at3(w.C_bias, h, 0, 0), B_own = at3(w.B_bias, h, 0, 0);
+  const uint32_t *const turns = (const uint32_t *)(packet_at(w, b, h, t / Q) + KR_MAMBA3_STEPS_BYTES);
+  const float by = w.gamma[place] * w.products[place];
+  const int j = (int)(t % Q);
+#pragma unroll
+  for (int k = 0; k < AGAIN_PAIRS; k++) {
+    const int m = (kr_thread() & 31) + 32 * k, lane = 32 * (j >> 4) + 4 * (j & 7) + (m & 3);
+    float own[2][2]; /* query, key */
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int64_t n = 2 * m + e;
+      const int is_there = n < f.N;
+      own[0][e] = is_there ? get(w.C, C_row + n * w.C.stride[3]) + get(w.C_bias, C_own + n * w.C_bias.stride[2]) : 0.0f;
+      own[1][e] = is_there ? get(w.B, B_row + n * w.B.stride[3]) + get(w.B_bias, B_own + n * w.B_bias.stride[2]) : 0.0f;
+      d[0][k][e] = is_there ? kr_load(w.dq, place * f.N + n, KR_DTYPE) : 0.0f;
+      d[1][k][e] = is_there ? kr_load(w.dk, place * f.N + n, KR_DTYPE) : 0.0f;
+    }
+    if (m < w.M) {
+      const uint32_t two = turns[(m >> 3) * 512 + lane * 4 + 2 * (m >> 2 & 1) + (j >> 3 & 1)];
+      const float c = kr_unpack(two, 0, KRAIT_F16), s = kr_unpack(two, 1, KRAIT_F16);
+      float share = 0;
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const float x = d[i][k][0], y = d[i][k][1];
+        d[i][k][0] = kr_fma(c, x, s * y), d[i][k][1] = kr_fma(c, y, -(s * x));
+        share += kr_fma(own[i][0], d[i][k][1], -(own[i][1] * d[i][k][0]));
+      }
+      w.psi[place * w.M + m] = share;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) d[i][k][e] = kr_fma(by, own[!i][e], d[i][k][e]);
+  }
+}
+
+/* A warp per KR_MAMBA3_INNER_TOKENS tokens, and a block's y a group. */
+KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_again(const kr_mamba3_inner_params params) {
+  enum { TOKENS = KR_MAMBA3_INNER_TOKENS };
+  const kr_mamba3_inner_params &w = params;
+  const kr_ssd_bwd_params &p = w.q;
+  const int g = kr_block_y(), b = kr_block_z(), lane = kr_thread() & 31;
+  const int64_t tile = (int64_t)kr_block_x() * (KR_MAMBA3_THREADS / 32) + (kr_thread() >> 5), t0 = tile * TOKENS;
+#pragma unroll 1
+  for (int h = g * p.f.heads; h < (g + 1) * p.f.heads; h++) {
+    if (!p.f.spoilt[b * p.f.H + h] || tile >= p.n_chunks * (Q / TOKENS)) continue;
+    float columns[2][AGAIN_PAIRS][2] = {};
+#pragma unroll 1
+    for (int64_t t = t0; t < t0 + TOKENS && t < p.f.L; t++) {
+      float d[2][AGAIN_PAIRS][2];
+      turn_token_back(w, b, h, t, d);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const kr_ssd_tensor &to = i ? p.dB : p.dC;
+#pragma unroll
+        for (int k = 0; k < 2 * AGAIN_PAIRS; k++) {
+          const int n = 2 * (lane + 32 * (k >> 1)) + (k & 1);
+          const int64_t at = b * to.b + t * to.t + g * to.h + n;
+          columns[i][k >> 1][k & 1] += d[i][k >> 1][k & 1];
+          if (to.data && n < p.f.N)
+            kr_store(to.data, at, KR_DTYPE, kr_load(to.data, at, KR_DTYPE) + d[i][k >> 1][k & 1]);
+        }
+      }
+    }
+    const int64_t place = ((int64_t)b * p.n_chunks * (Q / TOKENS) + tile) * p.f.H + h;
+#pragma unroll
+    for (int k = 0; k < 4 * AGAIN_PAIRS; k++) {
+      const int i = k / (2 * AGAIN_PAIRS), pair = k / 2 % AGAIN_PAIRS, n = 2 * (lane + 32 * pair) + (k & 1);
+      if (n < p.f.N) w.biases[(place * 2 + i) * p.f.N + n] = columns[i][pair][k & 1];
+    }
+  }
+}
