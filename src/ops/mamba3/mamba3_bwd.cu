@@ -743,8 +743,10 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_add(const kr_mamba3_bwd_params p)
                                                                 : chunks;
   const float *const from = (is_bias ? p.biases : p.factors) + (int64_t)h * each + own_place;
   float sum = 0;
-  if (to)
+  if (to) {
+#pragma unroll 8
     for (int64_t k = slice; k < n; k += SLICES) sum += from[k * f.H * each];
+  }
   slices[slice][lane] = sum;
   kr_sync();
   if (slice || !to) return;

@@ -29,6 +29,9 @@ static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3
 static const kr_kernel inner_kernel[3] = {{NULL, NULL},
                                           {"mamba3_inner_f16", "kr_mamba3_inner"},
                                           {"mamba3_inner_bf16", "kr_mamba3_inner"}},
+                       inner_keys_kernel[3] = {{NULL, NULL},
+                                               {"mamba3_inner_f16", "kr_mamba3_inner_keys"},
+                                               {"mamba3_inner_bf16", "kr_mamba3_inner_keys"}},
                        inner_again_kernel[3] = {{NULL, NULL},
                                                 {"mamba3_inner_f16", "kr_mamba3_inner_again"},
                                                 {"mamba3_inner_bf16", "kr_mamba3_inner_again"}};
@@ -59,8 +62,9 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
 }
 
 /* Whether dq and dk stay in the kernel that makes them (mamba3_inner.cu). */
-static int has_inner(const krait_ctx *ctx, const kr_mamba3_params *f) {
-  return f->is_walked && f->N > 64 && f->M <= KR_MAMBA3_INNER_M &&
+static int has_inner(const krait_ctx *ctx, const kr_mamba3_bwd_params *p) {
+  const kr_mamba3_params *const f = &p->f;
+  return f->is_walked && f->N > 64 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) &&
          kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
 }
 
@@ -78,7 +82,7 @@ static void be_plain(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_
   if (f->is_plain || f->is_ranked) f->n_tiles = (int32_t)((f->L + tile - 1) / tile);
   if (kr_has(&p->dout) && !kr_has(&p->dfinal_x)) kr_mamba3_be_direct(core, f);
   f->is_walked = f->is_direct && kr_has(&f->z) && kr_mamba3_walks(ctx, core, in);
-  if (has_inner(ctx, f)) f->n_tiles = f->n_chunks * (KR_MAMBA3_CHUNK / KR_MAMBA3_INNER_TOKENS);
+  if (has_inner(ctx, p)) f->n_tiles = f->n_chunks * (KR_MAMBA3_CHUNK / KR_MAMBA3_INNER_TOKENS);
 }
 
 static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type) {
@@ -156,16 +160,16 @@ static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int whi
   return g.at + (forward > back ? forward : back);
 }
 
-/* y, rows and states of a walked call. */
+/* dy, dz, rows and states of a walked call. */
 static int32_t make_walked(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S) {
   const gradient *const g = user;
   kr_mamba3_walk_params w = g->walk;
   w.f.out = (kr_view){.data = forward->out.data,
                       .dtype = g->type,
                       .stride = {forward->out.b, forward->out.t, forward->out.h, forward->out.n}};
-  w.f.z = (kr_view){.data = NULL};
+  w.dz = g->p.dz, w.keeps_keys = !g->inner;
   w.S = S, w.S_bytes = KR_SSD_HOPPER_TILE * (w.f.N > 64 ? 2 : 1);
-  return kr_mamba3_launch_walk(ctx, &w, g->type, g->ssd_bwd.call.stream);
+  return kr_mamba3_launch_walk(ctx, &w, &g->p.dout, g->type, g->ssd_bwd.call.stream);
 }
 
 /* Blocks share a group's heads only if one block per chunk and group does not fill the device. */
@@ -190,6 +194,18 @@ static int32_t make_inner_maps(const krait_ctx *ctx, const kr_mamba3_params *f, 
   return status;
 }
 
+/* What heads in which NaN or infinity was met need to be computed again (keys), or leave then. */
+static int32_t launch_inner_again(const krait_ctx *ctx, const gradient *g, const kr_kernel kernels[3]) {
+  const kr_mamba3_params *const f = &g->p.f;
+  const int32_t warps = KR_MAMBA3_THREADS / 32;
+  const kr_grid grid = {.x = (uint32_t)((f->n_tiles + warps - 1) / warps),
+                        .y = (uint32_t)f->G,
+                        .z = (uint32_t)f->B,
+                        .block = KR_MAMBA3_THREADS,
+                        .stream = g->ssd_bwd.call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[g->type], &grid, g->inner, sizeof *g->inner);
+}
+
 /* The SSD's gradient is one of every head's keys and queries; here B and C have groups again. */
 static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_params *p) {
   const gradient *const g = user;
@@ -207,7 +223,11 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
                                        .products = g->p.products,
                                        .dq = g->p.dq,
                                        .dk = g->p.dk,
+                                       .k = f->k,
                                        .psi = g->p.psi,
+                                       .later = g->p.later,
+                                       .factors = kr_has(&g->p.dDvec) ? g->p.factors : NULL,
+                                       .n_parts = g->p.n_parts,
                                        .biases = g->p.biases,
                                        .M = f->M,
                                        .packet_bytes = f->packet_bytes};
@@ -219,20 +239,8 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
                         .shared_bytes = KR_MAMBA3_INNER_SHARED,
                         .is_pdl = 1,
                         .stream = g->ssd_bwd.call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &inner_kernel[g->type], &grid, g->inner, sizeof *g->inner);
-}
-
-/* dB and dC of heads that were computed again. */
-static int32_t run_inner_again(const krait_ctx *ctx, const gradient *g) {
-  const kr_mamba3_params *const f = &g->p.f;
-  const int32_t warps = KR_MAMBA3_THREADS / 32;
-  const kr_grid grid = {.x = (uint32_t)((f->n_tiles + warps - 1) / warps),
-                        .y = (uint32_t)f->G,
-                        .z = (uint32_t)f->B,
-                        .block = KR_MAMBA3_THREADS,
-                        .stream = g->ssd_bwd.call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &inner_again_kernel[g->type], &grid, g->inner,
-                        sizeof *g->inner);
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &inner_kernel[g->type], &grid, g->inner, sizeof *g->inner));
+  return launch_inner_again(ctx, g, inner_keys_kernel);
 }
 
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {
@@ -281,12 +289,12 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
                 sums = threads_of(heads * f->n_spans * f->M, stream), later = kr_mamba3_grid(heads, 1, stream),
                 spans = kr_mamba3_grid(f->n_spans, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
   const uint64_t tier = core->tier;
-  if (!f->is_direct || kr_has(&p->dDvec)) KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
+  if (!g->inner && (!f->is_direct || kr_has(&p->dDvec))) KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
   if (g->inner)
-    KR_TRY(run_inner_again(ctx, g));
+    KR_TRY(launch_inner_again(ctx, g, inner_again_kernel));
   else
     KR_TRY(kr_mamba3_launch(ctx, tier, matrices, g->type, &tiles, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->type, &sums, p, sizeof *p));
+  if (!g->inner) KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->type, &sums, p, sizeof *p));
   if (sums.x) KR_TRY(kr_mamba3_launch(ctx, tier, later_kernel, g->type, &later, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, steps_kernel, g->type, &spans, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, initial_kernel, g->type, &sequences, p, sizeof *p));
@@ -298,7 +306,7 @@ static int32_t run_gradient(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   gradient g = gradient_of(ctx, core, a, a->call.scratch);
   kr_mamba3_inner_params inner;
-  if (has_inner(ctx, &g.p.f)) g.inner = &inner;
+  if (has_inner(ctx, &g.p)) g.inner = &inner;
   KR_TRY(run_to_dy(ctx, core, &g, a->call.stream));
   KR_TRY(run_ssd_bwd_core(ctx, core, &g));
   return run_from_ssd(ctx, core, &g, a->call.stream);

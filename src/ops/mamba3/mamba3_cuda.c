@@ -246,7 +246,7 @@ static int32_t run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const 
   uint64_t bytes = 0;
   kr_mamba3_walk_params w = walk_of(ctx, a, a->call.scratch, &bytes);
   KR_TRY(kr_mamba3_launch_packets(ctx, core, &w, a->x.dtype, a->call.stream));
-  KR_TRY(kr_mamba3_launch_walk(ctx, &w, a->x.dtype, a->call.stream));
+  KR_TRY(kr_mamba3_launch_walk(ctx, &w, &(kr_view){.data = NULL}, a->x.dtype, a->call.stream));
   return kr_mamba3_walk_again(ctx, &w, a->call.stream);
 }
 

@@ -52,10 +52,11 @@ kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in
 int kr_mamba3_walks(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in);
 /* The walk of a call whose params are f, and its scratch from *at on, which is advanced. */
 kr_mamba3_walk_params kr_mamba3_walk_of(const krait_ctx *ctx, const kr_mamba3_params *f, char *scratch, uint64_t *at);
-/* Its packets; then the walk itself. */
+/* Its packets; then the walk itself; dout: of the gradient, else absent. */
 int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_walk_params *w,
                                  int type, void *stream);
-int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, void *stream);
+int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
+                              void *stream);
 /* Scans heads that met NaN or infinity again. */
 int32_t kr_mamba3_walk_again(const krait_ctx *ctx, const kr_mamba3_walk_params *w, void *stream);
 /* Fills the rows. */

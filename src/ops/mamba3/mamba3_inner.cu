@@ -35,14 +35,15 @@ enum {
   FULL = BOTH_FULL + 8,
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
+  TRACE_AT = SIDE_SUMS + 16,
   ALL_BARRIER = 3,
   W_BARRIER = 5,
   PRODUCER_REGS = 40,
   CONSUMER_REGS = 232 /* registers per thread */
 };
-static_assert(1024 + SIDE_SUMS + 16 <= KR_MAMBA3_INNER_SHARED && KR_MAMBA3_INNER_SHARED <= 227 * 1024,
+static_assert(1024 + TRACE_AT + 16 <= KR_MAMBA3_INNER_SHARED && KR_MAMBA3_INNER_SHARED <= 227 * 1024,
               "all have a place");
-static_assert(KR_MAMBA3_INNER_M * Q * 4 <= TILE && STEPS_AT % 16 == 0 && OWN_AT % 16 == 0, "copies are aligned");
+static_assert(KR_MAMBA3_INNER_TOKENS == KR_MAMBA3_SPAN && KR_MAMBA3_INNER_M * Q * 4 <= TILE && STEPS_AT % 16 == 0 && OWN_AT % 16 == 0, "copies are aligned");
 static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who takes some waits for ever");
 
 KR_DEV slot slot_at(const place &at, int i) { return slot{at.first + i, 0, 0}; }
@@ -182,6 +183,12 @@ KR_DEV void leave_columns(const float (&d)[N / 2], const lanes &me, int n_states
     if (first + 8 * j < n_states) *(kr_float2 *)(to + first + 8 * j) = kr_float2{{v[2 * j], v[2 * j + 1]}};
 }
 
+/* A chunk's sum of dy x of a head. */
+KR_DEV float *trace_at(const kr_mamba3_inner_params &w, int b, int h, int64_t chunk) {
+  return w.factors + (((int64_t)b * w.q.n_chunks + chunk) * w.q.f.H + h + 1) * w.n_parts - 1;
+}
+KR_DEV float sum_of_four(const float *of) { return of[0] + of[1] + of[2] + of[3]; }
+
 /* The end of a head: gradients turned back, onto those of the group unless the head is computed again. */
 KR_DEV void leave_head(const kr_mamba3_inner_params &w, const place &at, int h, const lanes &me, int which, int counts,
                        const unsigned char *turns, int n_turning, float (&d)[N / 2], float (&sums)[N / 2]) {
@@ -246,6 +253,8 @@ KR_DEV void take(const kr_mamba3_inner_params &w3, const place &at, const lanes 
     add_pairs<PLAIN>(me, steps, xy, CB, W, taken, own, 0);
     put_own_weights(me, (const float *)(shared + anew(OWN_AT + stage * OWN_BYTES)), own, W);
     if (p.dD.data) leave_diagonal(p, at, s, me, own);
+    const float trace = add_warp(own[0] + own[1]);
+    if (me.lane == 0) ((float *)(shared + TRACE_AT))[me.warp] = trace;
     pack_all(W, w);
     put_factor(shared + W_AT, me, w);
     kr_show_to_copies();
@@ -271,6 +280,8 @@ KR_DEV void take(const kr_mamba3_inner_params &w3, const place &at, const lanes 
     for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++)
       if (k < n_turning) *((kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread) = shares_of(shared + Q_AT, dq, k, me);
     kr_sync_at<256>(ALL_BARRIER); /* keys and queries have been read */
+    if (w3.factors && me.thread == 0)
+      *trace_at(w3, at.b, s.h, at.chunk) = sum_of_four((const float *)(shared + TRACE_AT));
     leave_head(w3, at, s.h, me, 0, counts, turns, n_turning, dq, sums);
     release(base + EMPTY + 8 * stage, me);
   }
@@ -278,9 +289,11 @@ KR_DEV void take(const kr_mamba3_inner_params &w3, const place &at, const lanes 
   store_matrix(p, at, whole, p.dC, p.sum_C, shared + W_AT, sums);
 }
 
-/* The shares of angles of a head's tokens. */
+/* The shares of angles of a head's tokens, and their sums over a warp's. */
 KR_DEV void leave_shares(const kr_mamba3_inner_params &w, const place &at, int h, const lanes &me, int n_turning,
                          const float (&dk)[N / 2], const unsigned char *shared) {
+  const int64_t unit = (int64_t)at.b * w.q.f.H + h, first = (int64_t)at.chunk * Q + 16 * me.warp;
+  float columns[KR_MAMBA3_INNER_M / 4] = {};
 #pragma unroll
   for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++) {
     if (k >= n_turning) continue;
@@ -290,10 +303,24 @@ KR_DEV void leave_shares(const kr_mamba3_inner_params &w, const place &at, int h
     for (int i = 0; i < 4; i++) {
       const int64_t t = (int64_t)at.chunk * Q + me.row + 8 * (i & 1);
       const int m = 8 * k + 4 * (i >> 1) + me.q;
-      if (t < w.q.f.L && m < w.M)
-        w.psi[(((int64_t)at.b * w.q.f.H + h) * w.q.f.L + t) * w.M + m] = of_query.v[i] + of_key.v[i];
+      const float share = of_query.v[i] + of_key.v[i];
+      columns[2 * k + (i >> 1)] += share;
+      if (t < w.q.f.L && m < w.M) w.psi[(unit * w.q.f.L + t) * w.M + m] = share;
     }
   }
+#pragma unroll
+  for (int half = KR_MAMBA3_INNER_M / 8, lane = 16; lane >= 4; half >>= 1, lane >>= 1) {
+    const int is_high = (me.lane & lane) != 0;
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      const float kept = kr_select(is_high, columns[i + half], columns[i]),
+                  given = kr_select(is_high, columns[i], columns[i + half]);
+      columns[i] = kept + kr_shuffle_xor(given, lane);
+    }
+  }
+  const int m = 4 * (4 * (me.lane >> 4 & 1) + 2 * (me.lane >> 3 & 1) + (me.lane >> 2 & 1)) + me.q;
+  if (first < w.q.f.L && m < w.M)
+    w.later[(unit * ((w.q.f.L + KR_MAMBA3_SPAN - 1) / KR_MAMBA3_SPAN) + first / KR_MAMBA3_SPAN) * w.M + m] = columns[0];
 }
 
 KR_DEV void give(const kr_mamba3_inner_params &w3, const place &at, const lanes &whole, unsigned char *shared,
@@ -442,80 +469,128 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba3_inner(const kr_mamba3_inner_param
 
 enum { AGAIN_PAIRS = N / 64 }; /* of a lane */
 
-/* A token's dq and dk of a lane's pairs, of a head that is computed again, turned back; its shares of angles are
- * left. */
-KR_DEV void turn_token_back(const kr_mamba3_inner_params &w, int b, int h, int64_t t, float (&d)[2][AGAIN_PAIRS][2]) {
-  const kr_ssd_params &f = w.q.f;
-  const int64_t place = ((int64_t)b * f.H + h) * f.L + t, C_row = at4(w.C, b, t, h / f.heads, 0),
-                B_row = at4(w.B, b, t, h / f.heads, 0), C_own = at3(w.C_bias, h, 0, 0), B_own = at3(w.B_bias, h, 0, 0);
+/* A token's pair m of B or C, with biases. */
+KR_DEV kr_float2 biased_pair(const kr_view &v, const kr_view &bias, int b, int h, int g, int64_t t, int m,
+                             int n_states) {
+  const int64_t n = 2 * m, row = at4(v, b, t, g, n), own = at3(bias, h, 0, n);
+  if (n >= n_states) return kr_float2{{0, 0}};
+  return kr_float2{{get(v, row) + get(bias, own), get(v, row + v.stride[3]) + get(bias, own + bias.stride[2])}};
+}
+/* Cosine and sine of a token's pair m, which turns. */
+KR_DEV kr_float2 rotation_at(const kr_mamba3_inner_params &w, int b, int h, int64_t t, int m) {
+  const int j = (int)(t % Q), lane = 32 * (j >> 4) + 4 * (j & 7) + (m & 3);
   const uint32_t *const turns = (const uint32_t *)(packet_at(w, b, h, t / Q) + KR_MAMBA3_STEPS_BYTES);
-  const float by = w.gamma[place] * w.products[place];
-  const int j = (int)(t % Q);
+  const uint32_t two = turns[(m >> 3) * 512 + lane * 4 + 2 * (m >> 2 & 1) + (j >> 3 & 1)];
+  return kr_float2{{kr_unpack(two, 0, KRAIT_F16), kr_unpack(two, 1, KRAIT_F16)}};
+}
+
+/* What a warp has: KR_MAMBA3_INNER_TOKENS tokens, of a group. */
+typedef struct share {
+  int g, b;
+  int64_t tile, t0, end;
+} share;
+KR_DEV share own_share(const kr_ssd_bwd_params &p) {
+  const int64_t tile = (int64_t)kr_block_x() * (KR_MAMBA3_THREADS / 32) + (kr_thread() >> 5),
+                t0 = tile * KR_MAMBA3_INNER_TOKENS, end = t0 + KR_MAMBA3_INNER_TOKENS;
+  return share{(int)kr_block_y(), (int)kr_block_z(), tile, t0, end < p.f.L ? end : p.f.L};
+}
+KR_DEV int is_again(const kr_ssd_bwd_params &p, const share &own, int h) {
+  return p.f.spoilt[own.b * p.f.H + h] && own.tile < p.n_chunks * (Q / KR_MAMBA3_INNER_TOKENS);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_keys(const kr_mamba3_inner_params params) {
+  const kr_mamba3_inner_params &w = params;
+  const kr_ssd_params &f = w.q.f;
+  const share own = own_share(w.q);
+#pragma unroll 1
+  for (int h = own.g * f.heads; h < (own.g + 1) * f.heads; h++) {
+    if (!is_again(w.q, own, h)) continue;
+#pragma unroll 1
+    for (int64_t t = own.t0; t < own.end; t++)
 #pragma unroll
-  for (int k = 0; k < AGAIN_PAIRS; k++) {
-    const int m = (kr_thread() & 31) + 32 * k, lane = 32 * (j >> 4) + 4 * (j & 7) + (m & 3);
-    float own[2][2]; /* query, key */
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int64_t n = 2 * m + e;
-      const int is_there = n < f.N;
-      own[0][e] = is_there ? get(w.C, C_row + n * w.C.stride[3]) + get(w.C_bias, C_own + n * w.C_bias.stride[2]) : 0.0f;
-      own[1][e] = is_there ? get(w.B, B_row + n * w.B.stride[3]) + get(w.B_bias, B_own + n * w.B_bias.stride[2]) : 0.0f;
-      d[0][k][e] = is_there ? kr_load(w.dq, place * f.N + n, KR_DTYPE) : 0.0f;
-      d[1][k][e] = is_there ? kr_load(w.dk, place * f.N + n, KR_DTYPE) : 0.0f;
-    }
-    if (m < w.M) {
-      const uint32_t two = turns[(m >> 3) * 512 + lane * 4 + 2 * (m >> 2 & 1) + (j >> 3 & 1)];
-      const float c = kr_unpack(two, 0, KRAIT_F16), s = kr_unpack(two, 1, KRAIT_F16);
-      float share = 0;
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const float x = d[i][k][0], y = d[i][k][1];
-        d[i][k][0] = kr_fma(c, x, s * y), d[i][k][1] = kr_fma(c, y, -(s * x));
-        share += kr_fma(own[i][0], d[i][k][1], -(own[i][1] * d[i][k][0]));
+      for (int k = 0; k < AGAIN_PAIRS; k++) {
+        const int m = (kr_thread() & 31) + 32 * k;
+        const kr_float2 v = biased_pair(w.B, w.B_bias, own.b, h, own.g, t, m, f.N);
+        kr_float2 by = {{1, 0}};
+        if (m < w.M) by = rotation_at(w, own.b, h, t, m);
+        if (2 * m >= f.N) continue;
+        ((uint32_t *)w.k)[((((int64_t)own.b * f.H + h) * f.L + t) * f.N >> 1) + m] =
+            pack(kr_fma(by.v[0], v.v[0], -(by.v[1] * v.v[1])), kr_fma(by.v[1], v.v[0], by.v[0] * v.v[1]));
       }
-      w.psi[place * w.M + m] = share;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) d[i][k][e] = kr_fma(by, own[!i][e], d[i][k][e]);
   }
 }
 
-/* A warp per KR_MAMBA3_INNER_TOKENS tokens, and a block's y a group. */
+/* A token's dq and dk of a lane's pair, turned back, and complete; its share of angles onto `later`. */
+KR_DEV void turn_pair_back(const kr_mamba3_inner_params &w, const share &own, int h, int64_t t, int m,
+                           kr_float2 (&d)[2], float &later) {
+  const kr_ssd_params &f = w.q.f;
+  const int64_t place = ((int64_t)own.b * f.H + h) * f.L + t;
+  const kr_float2 of[2] = {biased_pair(w.C, w.C_bias, own.b, h, own.g, t, m, f.N),
+                           biased_pair(w.B, w.B_bias, own.b, h, own.g, t, m, f.N)};
+  const float by = w.gamma[place] * w.products[place];
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+      d[i].v[e] = 2 * m < f.N ? kr_load(i ? w.dk : w.dq, place * f.N + 2 * m + e, KR_DTYPE) : 0.0f;
+  if (m < w.M) {
+    const kr_float2 turn = rotation_at(w, own.b, h, t, m);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float x = d[i].v[0], y = d[i].v[1];
+      d[i].v[0] = kr_fma(turn.v[0], x, turn.v[1] * y), d[i].v[1] = kr_fma(turn.v[0], y, -(turn.v[1] * x));
+      sum += kr_fma(of[i].v[0], d[i].v[1], -(of[i].v[1] * d[i].v[0]));
+    }
+    w.psi[place * w.M + m] = sum, later += sum;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) d[i].v[e] = kr_fma(by, of[!i].v[e], d[i].v[e]);
+}
+
+/* Onto dC or dB. */
+KR_DEV void add_pair(const kr_ssd_tensor &to, const share &own, int64_t t, int m, int n_states, const kr_float2 &d) {
+  if (!to.data || 2 * m >= n_states) return;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    const int64_t at = own.b * to.b + t * to.t + own.g * to.h + 2 * m + e;
+    kr_store(to.data, at, KR_DTYPE, kr_load(to.data, at, KR_DTYPE) + d.v[e]);
+  }
+}
+
 KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_again(const kr_mamba3_inner_params params) {
-  enum { TOKENS = KR_MAMBA3_INNER_TOKENS };
+  enum { TOKENS = KR_MAMBA3_INNER_TOKENS, EACH = Q / TOKENS };
   const kr_mamba3_inner_params &w = params;
   const kr_ssd_bwd_params &p = w.q;
-  const int g = kr_block_y(), b = kr_block_z(), lane = kr_thread() & 31;
-  const int64_t tile = (int64_t)kr_block_x() * (KR_MAMBA3_THREADS / 32) + (kr_thread() >> 5), t0 = tile * TOKENS;
+  const share own = own_share(p);
+  const int lane = kr_thread() & 31;
 #pragma unroll 1
-  for (int h = g * p.f.heads; h < (g + 1) * p.f.heads; h++) {
-    if (!p.f.spoilt[b * p.f.H + h] || tile >= p.n_chunks * (Q / TOKENS)) continue;
-    float columns[2][AGAIN_PAIRS][2] = {};
+  for (int h = own.g * p.f.heads; h < (own.g + 1) * p.f.heads; h++) {
+    if (!is_again(p, own, h)) continue;
+    const int64_t unit = (int64_t)own.b * p.f.H + h;
+    float *const biases = w.biases + (((int64_t)own.b * p.n_chunks * EACH + own.tile) * p.f.H + h) * 2 * p.f.N;
 #pragma unroll 1
-    for (int64_t t = t0; t < t0 + TOKENS && t < p.f.L; t++) {
-      float d[2][AGAIN_PAIRS][2];
-      turn_token_back(w, b, h, t, d);
+    for (int k = 0; k < AGAIN_PAIRS; k++) {
+      const int m = lane + 32 * k;
+      kr_float2 columns[2] = {};
+      float later = 0;
+#pragma unroll 1
+      for (int64_t t = own.t0; t < own.end; t++) {
+        kr_float2 d[2];
+        turn_pair_back(w, own, h, t, m, d, later);
+        add_pair(p.dC, own, t, m, p.f.N, d[0]), add_pair(p.dB, own, t, m, p.f.N, d[1]);
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const kr_ssd_tensor &to = i ? p.dB : p.dC;
-#pragma unroll
-        for (int k = 0; k < 2 * AGAIN_PAIRS; k++) {
-          const int n = 2 * (lane + 32 * (k >> 1)) + (k & 1);
-          const int64_t at = b * to.b + t * to.t + g * to.h + n;
-          columns[i][k >> 1][k & 1] += d[i][k >> 1][k & 1];
-          if (to.data && n < p.f.N)
-            kr_store(to.data, at, KR_DTYPE, kr_load(to.data, at, KR_DTYPE) + d[i][k >> 1][k & 1]);
-        }
+        for (int i = 0; i < 2; i++) columns[i].v[0] += d[i].v[0], columns[i].v[1] += d[i].v[1];
       }
+      if (m < w.M && own.t0 < p.f.L) w.later[(unit * ((p.f.L + TOKENS - 1) / TOKENS) + own.tile) * w.M + m] = later;
+      for (int i = 0; i < 2 && 2 * m < p.f.N; i++) *(kr_float2 *)(biases + i * p.f.N + 2 * m) = columns[i];
     }
-    const int64_t place = ((int64_t)b * p.n_chunks * (Q / TOKENS) + tile) * p.f.H + h;
-#pragma unroll
-    for (int k = 0; k < 4 * AGAIN_PAIRS; k++) {
-      const int i = k / (2 * AGAIN_PAIRS), pair = k / 2 % AGAIN_PAIRS, n = 2 * (lane + 32 * pair) + (k & 1);
-      if (n < p.f.N) w.biases[(place * 2 + i) * p.f.N + n] = columns[i][pair][k & 1];
-    }
+    if (!w.factors || own.tile % EACH) continue;
+    float trace = 0;
+    for (int64_t t = own.t0 + lane; t < own.t0 + Q && t < p.f.L; t += 32) trace += w.products[unit * p.f.L + t];
+    trace = add_warp(trace);
+    if (lane == 0) *trace_at(w, own.b, h, own.tile / EACH) = trace;
   }
 }

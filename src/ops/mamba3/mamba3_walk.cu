@@ -5,7 +5,8 @@
  * memory. A few threads ask for boxes of x, z, B and C, and for packets (mamba3_packets.cu), as soon as all have read
  * those before. A token's key is weighted as it reaches later tokens; its own output, the diagonal of P, has another
  * weight, and D. Two blocks a multiprocessor.
- * With S, for the gradient: states before chunks, queries, keys and products of tokens with themselves are kept.
+ * With S, for the gradient: states before chunks, queries, keys and products of tokens with themselves are kept, and in
+ * place of the output dy before the gate and dz, whose tiles are those of dout and z.
  * NaN and infinity: such heads are flagged, for kr_mamba3_walk_again. */
 #include "../ssd/ssd_hopper_tiles.cuh"
 #include "mamba3_views.cuh"
@@ -84,9 +85,10 @@ KR_DEV void copy_inputs(const sources &from, const task &t, int c, int stage, ui
   kr_load_bytes(base + STEPS_AT + stage * KR_MAMBA3_STEPS_BYTES, from.packets + (int64_t)c * from.packet_bytes,
                 KR_MAMBA3_STEPS_BYTES, full);
 }
-KR_DEV void copy_gate(const sources &from, const task &t, int c, uint32_t base) {
-  kr_barrier_expect(base + GATE_FULL, TILE);
+KR_DEV void copy_gate(const sources &from, const task &t, int c, int keeps, uint32_t base) {
+  kr_barrier_expect(base + GATE_FULL, keeps ? 2 * TILE : (int)TILE);
   kr_load_box(base + Z_AT, from.maps + sizeof(kr_ssd_map), base + GATE_FULL, 0, c * Q, t.h, t.b);
+  if (keeps) kr_load_box(base + Y_AT, from.maps + 6 * sizeof(kr_ssd_map), base + GATE_FULL, 0, c * Q, t.h, t.b);
 }
 
 /* ---- the warpgroup ----------------------------------------------------------------------------------------------- */
@@ -221,18 +223,40 @@ KR_DEV void put_output(int has_gate, const lanes &me, float (&y)[Q / 2], const u
   kr_sync_warp();
 }
 
-/* A warp's rows of the tile to global memory. */
-KR_DEV void write_output(const kr_mamba3_walk_params &w, const task &t, int c, const lanes &me,
+/* Of y, z and dout: dy before the gate in place of dout, dz in place of z. */
+KR_DEV void leave_gate(const lanes &me, const float (&y)[Q / 2], unsigned char *gate, unsigned char *tile) {
+#pragma unroll
+  for (int j = 0; j < Q / 8; j += 2) {
+    uint32_t z[4], d[4];
+    take_matrices(z, gate, me, j);
+    take_matrices(d, tile, me, j);
+    kr_sync_warp();
+    float dy[8], dz[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const float dout = kr_unpack(d[k >> 1], k & 1, KR_DTYPE), gate = kr_unpack(z[k >> 1], k & 1, KR_DTYPE),
+                  s = kr_sigmoid(gate);
+      dy[k] = dout * gate * s;
+      dz[k] = dout == 0 ? 0.0f : dout * y[4 * j + k] * s * kr_fma(gate, 1.0f - s, 1.0f);
+    }
+    put_matrices(tile, me, j, pack(dy[0], dy[1]), pack(dy[2], dy[3]), pack(dy[4], dy[5]), pack(dy[6], dy[7]));
+    put_matrices(gate, me, j, pack(dz[0], dz[1]), pack(dz[2], dz[3]), pack(dz[4], dz[5]), pack(dz[6], dz[7]));
+  }
+  kr_sync_warp();
+}
+
+/* A warp's rows of a tile to global memory. */
+KR_DEV void write_output(const kr_mamba3_walk_params &w, const kr_view &out, const task &t, int c, const lanes &me,
                          const unsigned char *tile) {
   const kr_mamba3_params &p = w.f;
   const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7,
             left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
-  uint16_t *to = (uint16_t *)p.out.data + at4(p.out, t.b, (int64_t)c * Q + first, t.h, 8 * chunk);
+  uint16_t *to = (uint16_t *)out.data + at4(out, t.b, (int64_t)c * Q + first, t.h, 8 * chunk);
   kr_raw16 eight[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) eight[i] = read_shared(tile + kr_swizzle<128>(first + 4 * i, chunk));
 #pragma unroll
-  for (int i = 0; i < 4; i++, to += 4 * p.out.stride[1]) {
+  for (int i = 0; i < 4; i++, to += 4 * out.stride[1]) {
     if (first + 4 * i >= left || 8 * chunk >= p.P) continue;
     if (has_infinity(eight[i])) w.spoilt[t.unit] = 1; /* by the output, or by the state in 16 bits */
     write_global(to, eight[i]);
@@ -267,7 +291,7 @@ KR_DEV void keep_tiles(const kr_mamba3_walk_params &w, const task &t, int c, uin
 #pragma unroll
   for (int n = 0; n < BLOCKS; n++) {
     kr_store_box(map_q, base + C_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
-    kr_store_box(map_k, base + K_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
+    if (w.keeps_keys) kr_store_box(map_k, base + K_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
   }
   kr_store_bytes((char *)w.S + (((int64_t)t.b * w.f.n_chunks + c) * w.f.H + t.h) * w.S_bytes, base + STATE_AT,
                  w.S_bytes);
@@ -300,7 +324,7 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     copy_inputs(from, t, t.first, use % STAGES, base);
     if (t.first + 1 < t.end) copy_inputs(from, t, t.first + 1, (use + 1) % STAGES, base);
   }
-  if (has_gate && whole.thread == GATE_COPIER) copy_gate(from, t, t.first, base);
+  if (has_gate && whole.thread == GATE_COPIER) copy_gate(from, t, t.first, keeps, base);
   begin_state(w, t, whole, s);
   put_walk_biases(p, t.h, whole.thread, (float *)(shared + BIASES_AT));
   share_state(shared + STATE_AT, whole, s);
@@ -321,7 +345,7 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     if (!keeps && me.thread == KEYS_COPIER && c + 1 < t.end) copy_keys(from, t, c + 1, base);
     start_queries(q, K, cb);
     start_queries(q, uniform(base + STATE_AT), y);
-    if (c > t.first) write_output(w, t, c - 1, me, shared + Y_AT);
+    if (!keeps && c > t.first) write_output(w, p.out, t, c - 1, me, shared + Y_AT);
     kr_barrier_await(base + FULL + 8 * stage, parity_of(use, STAGES));
     kr_wgmma_wait<Q, 0>(cb);
     kr_wgmma_wait<PB, 0>(y);
@@ -341,15 +365,22 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     start_sum<N>(K, inputs, s, steps.keeps != 0);
     kr_wgmma_wait<PB, 1>(y);
     if (has_gate) kr_barrier_await(base + GATE_FULL, parity_of(use, 1));
-    put_output(has_gate, me, y, shared + Z_AT, shared + Y_AT);
+    if (keeps) {
+      leave_gate(me, y, shared + Z_AT, shared + Y_AT);
+      write_output(w, p.out, t, c, me, shared + Y_AT);
+      if (w.dz.data) write_output(w, w.dz, t, c, me, shared + Z_AT);
+      kr_show_to_copies();
+    } else {
+      put_output(has_gate, me, y, shared + Z_AT, shared + Y_AT);
+    }
     kr_wgmma_wait<N, 0>(s);
     if (c + 1 == t.end) continue;
     kr_sync(); /* all four warps have read keys, inputs, the gate and the previous state */
     if (me.thread == INPUTS_COPIER && c + 2 < t.end) copy_inputs(from, t, c + 2, stage, base);
-    if (has_gate && me.thread == GATE_COPIER) copy_gate(from, t, c + 1, base);
+    if (has_gate && me.thread == GATE_COPIER) copy_gate(from, t, c + 1, keeps, base);
     share_state(shared + STATE_AT, me, s);
   }
-  write_output(w, t, t.end - 1, whole, shared + Y_AT);
+  if (!keeps) write_output(w, p.out, t, t.end - 1, whole, shared + Y_AT);
   end_state(w, t, whole, s, spoilt);
   kr_sync(); /* before the next task's copies */
 }

@@ -70,7 +70,7 @@ static int32_t make_walk_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_vie
   return v->data ? kr_ssd_hopper_map(ctx, map, &t, p->B, p->L, H, columns) : KRAIT_OK;
 }
 
-static int32_t make_walk_maps(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type) {
+static int32_t make_walk_maps(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type) {
   const kr_mamba3_params *const p = &w->f;
   const kr_view q = kr_mamba3_rows_of(p, p->q, p->row_N, type), k = kr_mamba3_rows_of(p, p->k, p->row_N, type);
   const struct {
@@ -78,7 +78,8 @@ static int32_t make_walk_maps(const krait_ctx *ctx, kr_mamba3_walk_params *w, in
     const kr_view *v;
     int64_t H, columns;
   } all[] = {{&w->x, &p->x, p->H, p->P},       {&w->z, &p->z, p->H, p->P}, {&w->Bmat, &p->Bmat, p->G, p->N},
-             {&w->Cmat, &p->Cmat, p->G, p->N}, {&w->q, &q, p->H, p->N},    {&w->k, &k, p->H, p->N}};
+             {&w->Cmat, &p->Cmat, p->G, p->N}, {&w->q, &q, p->H, p->N},    {&w->k, &k, p->H, p->N},
+             {&w->dout, dout, p->H, p->P}};
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = KRAIT_OK;
   for (size_t i = 0; i < sizeof all / sizeof *all && status == KRAIT_OK; i++)
@@ -106,14 +107,15 @@ int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *cor
   return kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, &puts, sizeof puts);
 }
 
-int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, void *stream) {
+int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
+                              void *stream) {
   const kr_grid walk = {.x = (uint32_t)w->n_blocks,
                         .y = 1,
                         .z = 1,
                         .block = KR_MAMBA3_WALK_THREADS,
                         .shared_bytes = shared_bytes_of(w->f.M),
                         .stream = stream};
-  KR_TRY(make_walk_maps(ctx, w, type));
+  KR_TRY(make_walk_maps(ctx, w, dout, type));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &walk_kernel[type], &walk, w, sizeof *w);
 }
 

@@ -235,7 +235,7 @@ static int32_t make_y(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd
   return KRAIT_OK;
 }
 
-/* dz, and dout after the gate in place of y, which comes from the forward kernel; of float32, whose kernel of dC
+/* dz, and dout after the gate in place of y, which comes from the forward kernel, unless a maker does that; of float32, whose kernel of dC
  * computes y and dz, dout alone. */
 static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y,
                          make_y_fn *make, const kr_ssd_maker *maker) {
@@ -250,6 +250,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
   if (a->x.dtype != KRAIT_F32) KR_TRY(make(ctx, a, p, &forward, maker));
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
+  if (maker) return KRAIT_OK;
   p->gates_eight = a->x.dtype != KRAIT_F32 && a->P % 8 == 0 && p->f.z.packs && p->gated.packs &&
                    (!p->f.dz.data || p->f.dz.packs);
   const int64_t n = a->L * a->H * a->P / (p->gates_eight ? 8 : 1);

@@ -96,8 +96,9 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
  * float16 a D beyond 65504 would be infinite there. */
 static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
 
-/* Who makes, for the gradient on warpgroups and before step sizes and D are read, y before the gate, of a params
- * without one, and S, the states before chunks in shared-memory layout. spoilt: as kr_ssd_params.spoilt, of its own. */
+/* Who makes, for a gated call's gradient on warpgroups and before step sizes and D are read, dy before the gate as
+ * forward's output, dz, and S, the states before chunks in shared-memory layout. spoilt: as kr_ssd_params.spoilt, of its
+ * own. */
 typedef struct kr_ssd_maker {
   int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
   const void *user;
