@@ -177,8 +177,7 @@ KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const kr_
   const float a[2] = {s.a[me.row], s.a[me.row + 8]}, own[2] = {s.own[me.row], s.own[me.row + 8]};
   const int last = me.row - 2 * me.q;
   kr_float2 from[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
+  values_of_columns<HALF>(s.from, me, from);
   float v[16];
 #pragma unroll
   for (int i = 0; i < 16; i++) {
@@ -216,11 +215,7 @@ KR_DEV void put_output(int has_gate, const lanes &me, float (&y)[Q / 2], const u
       for (int k = 0; k < 8; k++) y[4 * j + k] *= kr_silu(kr_unpack(z[k >> 1], k & 1, KR_DTYPE));
     }
   }
-#pragma unroll
-  for (int j = 0; j < Q / 8; j += 2)
-    put_matrices(tile, me, j, pack(y[4 * j], y[4 * j + 1]), pack(y[4 * j + 2], y[4 * j + 3]),
-                 pack(y[4 * j + 4], y[4 * j + 5]), pack(y[4 * j + 6], y[4 * j + 7]));
-  kr_sync_warp();
+  put_product(tile, me, y);
 }
 
 /* Of y, z and dout: dy before the gate in place of dout, dz in place of z. */

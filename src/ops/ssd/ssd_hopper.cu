@@ -364,8 +364,7 @@ KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const hea
   const float diagonal[2][2] = {{me.warp & 1 ? 0.0f : even, me.warp & 1 ? 0.0f : odd},
                                 {me.warp & 1 ? even : 0.0f, me.warp & 1 ? odd : 0.0f}};
   kr_float2 from[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
+  values_of_columns<HALF>(s.from, me, from);
   float v[16];
 #pragma unroll
   for (int i = 0; i < 16; i++) {
@@ -434,11 +433,7 @@ KR_DEV void put_output(const kr_ssd_params &p, const lanes &me, float (&y)[Q / 2
 #pragma unroll
     for (int i = 0; i < Q / 2; i++) y[i] = s.segment[me.row + 8 * (i >> 1 & 1)] < 0 ? 0.0f : y[i];
   }
-#pragma unroll
-  for (int j = 0; j < Q / 8; j += 2)
-    put_matrices(tile, me, j, pack(y[4 * j], y[4 * j + 1]), pack(y[4 * j + 2], y[4 * j + 3]),
-                 pack(y[4 * j + 4], y[4 * j + 5]), pack(y[4 * j + 6], y[4 * j + 7]));
-  kr_sync_warp();
+  put_product(tile, me, y);
 }
 
 /* From the tile to global memory; to: the lane's first address. adds: accumulates. Where float16's range was left, by

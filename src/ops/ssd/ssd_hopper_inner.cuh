@@ -117,8 +117,7 @@ KR_DEV void add_half(const lanes &me, const chunk_steps &s, float (&xy)[32], con
                  ? xy[16 * HALF + i]
                  : 0.0f;
   kr_float2 from[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
+  values_of_columns<HALF>(s.from, me, from);
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     float &w = xy[16 * HALF + i];
@@ -175,8 +174,7 @@ KR_DEV void weigh_half(const lanes &me, const chunk_steps &s, const float (&xy)[
   const int diagonal = me.row - 2 * me.q - 32 * HALF, first = (me.row & ~last_rank) - 2 * me.q - 32 * HALF;
   float v[32];
   kr_float2 to[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) to[j] = *(const kr_float2 *)&s.a[32 * HALF + 8 * j + 2 * me.q];
+  values_of_columns<HALF>(s.a, me, to);
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     float &p = v[16 * HALF + i];
@@ -259,12 +257,7 @@ KR_DEV void store_matrix(const kr_ssd_bwd_params &p, const place &at, const lane
   if (!whole.data) return;
 #pragma unroll
   for (int k = 0; k < BLOCKS; k++) {
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const float *const e = d + 32 * k + 4 * j;
-      put_matrices(tile, me, j, pack(e[0], e[1]), pack(e[2], e[3]), pack(e[4], e[5]), pack(e[6], e[7]));
-    }
-    kr_sync_warp();
+    put_product(tile, me, d + 32 * k);
     store_rows(tile, me, whole,
                (uint16_t *)whole.data + at.b * whole.b + (int64_t)t0 * whole.t + at.g * whole.h + 64 * k, n_rows,
                p.f.N - 64 * k);

@@ -74,6 +74,23 @@ KR_DEV void take_matrices(uint32_t (&d)[4], const unsigned char *tile, const lan
   kr_load_matrices(d, tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4)));
 }
 
+/* Stores 64 columns of a warp's rows, from accumulators, to a tile, where its lanes may read them. */
+KR_DEV void put_product(unsigned char *tile, const lanes &me, const float *d) {
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    const float *const e = d + 4 * j;
+    put_matrices(tile, me, j, pack(e[0], e[1]), pack(e[2], e[3]), pack(e[4], e[5]), pack(e[6], e[7]));
+  }
+  kr_sync_warp();
+}
+
+/* Of a value for each of 64 columns, those of a lane's in 32 of them. */
+template <int HALF>
+KR_DEV void values_of_columns(const float *values, const lanes &me, kr_float2 (&to)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) to[j] = *(const kr_float2 *)&values[32 * HALF + 8 * j + 2 * me.q];
+}
+
 /* Adds eight storage elements to eight others. */
 KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
 #pragma unroll
