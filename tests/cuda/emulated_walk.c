@@ -1,5 +1,5 @@
-/* emulated_walk.c: Mamba 3's scan and its gradient on warpgroups on the emulator, in calls that random ones do not cover: states handed
- * from block to block, NaN of one token. Usage: emulated_walk LIBCUDA. */
+/* emulated_walk.c: Mamba 3's scan and its gradient on warpgroups on the emulator, in calls that random ones do not
+ * cover: states that blocks hand on, shares of a group's heads, NaN of one token. Usage: emulated_walk LIBCUDA. */
 #define _GNU_SOURCE
 #include "../test.h"
 
@@ -83,8 +83,9 @@ static void heads_give_gradients_without_rows(void **state) {
   for (int i = 0; i < 4; i++) {
     krait_ctx *ctx = NULL;
     const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
-    setenv("KR_FAKE_CUDA", i & 1 ? "capability=90,shared=232448,multiprocessors=3"
-                                 : "capability=90,shared=232448,multiprocessors=16", 1);
+    setenv("KR_FAKE_CUDA",
+           i & 1 ? "capability=90,shared=232448,multiprocessors=3" : "capability=90,shared=232448,multiprocessors=16",
+           1);
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
     kr_emulated_order(i % KR_N_ORDERS);
     kr_mamba3_bwd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = HEADS, .P = P, .N = N, .G = G, .R = 1, .M = M};
@@ -112,7 +113,7 @@ static void heads_give_gradients_without_rows(void **state) {
       const char *name;
       int n;
     } of_rows[] = {{"dx", ROWS}, {"dz", ROWS}, {"dB", STATES}, {"dC", STATES}},
-      of_values[] = {{"ddt", L * HEADS},      {"dtrap", L * HEADS},   {"dlog_decay", L * HEADS}, {"dangles", L * M},
+      of_values[] = {{"ddt", L * HEADS},     {"dtrap", L * HEADS},   {"dlog_decay", L * HEADS}, {"dangles", L * M},
                      {"dB_bias", HEADS * N}, {"dC_bias", HEADS * N}, {"dDvec", HEADS}};
     for (size_t k = 0, at = 0; k < sizeof of_rows / sizeof *of_rows; at += (size_t)of_rows[k++].n)
       compare_gradients(of_rows[k].name, wide[1] + at, wide[0] + at, of_rows[k].n);

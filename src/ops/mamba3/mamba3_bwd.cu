@@ -549,40 +549,53 @@ KR_DEV void put_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, 
     if (i < n) kr_store(p.dangles.data, at + i * stride, p.dangles.dtype, d[i]);
 }
 
-/* The gradients of a span's angles about a lane's pair, of which n are there, from their shares, onto `sums` or to
- * where they go; and (by all lanes) their slopes about dt. */
-KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, int n,
-                         const float (*tangents)[32], float (&sums)[SPAN]) {
+/* A head's shares of a span's angles about a lane's pair, of which n are there, the sum of those behind, and (of lane
+ * i) the step size of token i. */
+typedef struct head_shares {
+  float share[SPAN], behind, d;
+} head_shares;
+
+KR_DEV head_shares load_shares(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, int n) {
   const kr_mamba3_params &f = p.f;
   const int lane = kr_thread() & 31;
   const int64_t t0 = span * SPAN, unit = unit_of(f, b, h);
-  const float *const psi = p.psi + (unit * f.L + t0) * f.M + m, pi = 3.14159265f,
-              d = lane < SPAN && t0 + lane < f.L ? get(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f,
-              behind = n ? p.later[span_of(f, unit, span) + m] : 0.0f;
-  float share[SPAN];
+  const float *const psi = p.psi + (unit * f.L + t0) * f.M + m;
+  head_shares v;
+  v.d = lane < SPAN && t0 + lane < f.L ? get(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f;
+  v.behind = n ? p.later[span_of(f, unit, span) + m] : 0.0f;
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) share[i] = i < n ? psi[i * f.M] : 0.0f;
+  for (int i = 0; i < SPAN; i++) v.share[i] = i < n ? psi[i * f.M] : 0.0f;
+  return v;
+}
+
+/* The gradients of these angles onto `sums` or to where they go; and (by all lanes) their slopes about dt. */
+KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, int n,
+                         const float (*tangents)[32], head_shares v, float (&sums)[SPAN]) {
+  const kr_mamba3_params &f = p.f;
+  const int lane = kr_thread() & 31;
+  const int64_t t0 = span * SPAN, unit = unit_of(f, b, h);
+  const float pi = 3.14159265f;
   if (f.cu_seqlens.data || t0 == 0 || t0 + SPAN >= f.L)
-    sum_shares<1>(p, b, h, t0, m, behind, share);
+    sum_shares<1>(p, b, h, t0, m, v.behind, v.share);
   else
-    sum_shares<0>(p, b, h, t0, m, behind, share);
+    sum_shares<0>(p, b, h, t0, m, v.behind, v.share);
   if (p.shares_angles) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) {
       const float turn = tangents[i][lane];
-      sums[i] = kr_fma(share[i] * kr_shuffle_from(d, i), pi * kr_fma(-turn, turn, 1.0f), sums[i]);
+      sums[i] = kr_fma(v.share[i] * kr_shuffle_from(v.d, i), pi * kr_fma(-turn, turn, 1.0f), sums[i]);
     }
   } else if (p.dangles.data) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) {
       const float turn = tangents[i][lane];
-      sums[i] = share[i] * kr_shuffle_from(d, i) * (pi * kr_fma(-turn, turn, 1.0f));
+      sums[i] = v.share[i] * kr_shuffle_from(v.d, i) * (pi * kr_fma(-turn, turn, 1.0f));
     }
     put_angles(p, b, h, t0, m, n, sums);
   }
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) share[i] *= pi * tangents[i][lane];
-  const float total = add_sixteen(share);
+  for (int i = 0; i < SPAN; i++) v.share[i] *= pi * tangents[i][lane];
+  const float total = add_sixteen(v.share);
   if (lane < SPAN && t0 + lane < f.L) {
     float *const to = p.slopes + unit * f.L + t0 + lane;
     *to = m == lane ? total : *to + total;
@@ -637,7 +650,7 @@ KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token
 }
 
 /* A block per span; each warp has every eighth head, a lane a pair. */
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
   KR_SHARED float warps[WARPS][SPAN][32];
   const kr_mamba3_params &f = p.f;
   const int b = kr_block_z(), warp = kr_thread() >> 5, lane = kr_thread() & 31, is_one = f.angles.stride[2] == 0;
@@ -646,11 +659,15 @@ KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_steps(const kr_mamba3_bwd_params 
   for (int m = lane; m - lane < f.M; m += 32) {
     const int own = m < f.M ? n : 0;
     float sums[SPAN] = {};
+    head_shares next = {};
+    if (warp < f.H) next = load_shares(p, b, warp, span, m, own);
     kr_sync();
 #pragma unroll 1
     for (int h = warp; h < f.H; h += WARPS) {
+      const head_shares now = next;
+      if (h + WARPS < f.H) next = load_shares(p, b, h + WARPS, span, m, own);
       if (h == warp || !is_one) put_tangents(f, b, h, t0, m, own, warps[warp]);
-      leave_angles(p, b, h, span, m, own, warps[warp], sums);
+      leave_angles(p, b, h, span, m, own, warps[warp], now, sums);
     }
     if (!p.shares_angles) continue;
     kr_sync();

@@ -186,8 +186,7 @@ static int32_t make_inner_maps(const krait_ctx *ctx, const kr_mamba3_params *f, 
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = kr_ssd_hopper_map(ctx, &w->x, &w->q.f.x, f->B, f->L, f->H, f->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &w->dy, &w->q.f.dout, f->B, f->L, f->H, f->P);
-  if (status == KRAIT_OK && w->q.dx.data)
-    status = kr_ssd_hopper_map(ctx, &w->dx, &w->q.dx, f->B, f->L, f->H, f->P);
+  if (status == KRAIT_OK && w->q.dx.data) status = kr_ssd_hopper_map(ctx, &w->dx, &w->q.dx, f->B, f->L, f->H, f->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &w->Bmat, &B, f->B, f->L, f->G, f->N);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &w->Cmat, &C, f->B, f->L, f->G, f->N);
   kr_cuda_end(ctx->cuda);
@@ -289,7 +288,8 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
                 sums = threads_of(heads * f->n_spans * f->M, stream), later = kr_mamba3_grid(heads, 1, stream),
                 spans = kr_mamba3_grid(f->n_spans, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
   const uint64_t tier = core->tier;
-  if (!g->inner && (!f->is_direct || kr_has(&p->dDvec))) KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
+  if (!g->inner && (!f->is_direct || kr_has(&p->dDvec)))
+    KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
   if (g->inner)
     KR_TRY(launch_inner_again(ctx, g, inner_again_kernel));
   else

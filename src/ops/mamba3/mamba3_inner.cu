@@ -1,13 +1,18 @@
 /* mamba3_inner.cu: the walked gradient of Mamba 3's scan chunk by chunk on warpgroups (sm_90a), given states before and
- * their gradients after each chunk: ssd_hopper_bwd.cu's, of which this is a variant (notation as there), for keys and
- * queries of 65 to 128 states that are a group's B and C with biases of each head, turned. Compiled for float16 and
- * bfloat16 storage (KR_DTYPE). A block takes a chunk and several heads of a group in turn; B and C stay in shared
- * memory: the first warpgroup turns C to queries    dq = (2^a dy) S + W k the second turns B to keys                dk
- * = (into d x) M + W^T q, and dx Both turn their gradients back, add them up over heads in registers, and sum them over
- * 16 tokens, for biases. W has on its diagonal the weight of a token's own output, so nothing is left to do to dq and
- * dk. kr_mamba3_inner        a head's angles: what turning a token's query and key changes (psi), of the rounded
- * numbers that were multiplied: what pairs give to angles that turn both of them cancels exactly kr_mamba3_inner_again
- * heads that met NaN or infinity, whose dq and dk are in memory: onto dB and dC */
+ * their gradients after each chunk. A variant of ssd_hopper_bwd.cu (notation as there) for 128 states, whose queries
+ * and keys are a group's C and B with biases of each head, turned. Compiled for float16 and bfloat16 storage
+ * (KR_DTYPE). A block takes a chunk and several heads of a group in turn; B and C stay in shared memory:
+ *   the first warpgroup turns C to queries, and makes dq = (2^a dy) S + W k
+ *   the second turns B to keys, and makes dk = (into d x) M + W^T q, and dx
+ * Both turn their gradients back, add them up over heads in registers, and sum them over 16 tokens, for biases. W has
+ * on its diagonal the weight of a token's own output, so that dq and dk are complete. What turning a token's query and
+ * key changes, a share of its angles' gradient (psi), is made of the rounded numbers that were multiplied: what a pair
+ * of tokens gives to angles that turn both cancels exactly.
+ *   kr_mamba3_inner        all of this
+ *   kr_mamba3_inner_keys   of heads that met NaN or infinity, keys in memory: these heads are computed again token by
+ *                          token (redo_nonfinite in ssd_bwd_cuda.c)
+ *   kr_mamba3_inner_again  their dq and dk, which are then in memory, onto dB and dC, and all else that comes of
+ *                          them */
 #include "../ssd/ssd_hopper_inner.cuh"
 #include "mamba3_inner_params.h"
 #include "mamba3_views.cuh"
@@ -43,7 +48,9 @@ enum {
 };
 static_assert(1024 + TRACE_AT + 16 <= KR_MAMBA3_INNER_SHARED && KR_MAMBA3_INNER_SHARED <= 227 * 1024,
               "all have a place");
-static_assert(KR_MAMBA3_INNER_TOKENS == KR_MAMBA3_SPAN && KR_MAMBA3_INNER_M * Q * 4 <= TILE && STEPS_AT % 16 == 0 && OWN_AT % 16 == 0, "copies are aligned");
+static_assert(KR_MAMBA3_INNER_TOKENS == KR_MAMBA3_SPAN && KR_MAMBA3_INNER_M * Q * 4 <= TILE && STEPS_AT % 16 == 0 &&
+                  OWN_AT % 16 == 0,
+              "copies are aligned");
 static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who takes some waits for ever");
 
 KR_DEV slot slot_at(const place &at, int i) { return slot{at.first + i, 0, 0}; }

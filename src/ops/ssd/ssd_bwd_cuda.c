@@ -235,8 +235,8 @@ static int32_t make_y(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd
   return KRAIT_OK;
 }
 
-/* dz, and dout after the gate in place of y, which comes from the forward kernel, unless a maker does that; of float32, whose kernel of dC
- * computes y and dz, dout alone. */
+/* dz, and dout after the gate in place of y, which comes from the forward kernel, unless a maker does that; of float32,
+ * whose kernel of dC computes y and dz, dout alone. */
 static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y,
                          make_y_fn *make, const kr_ssd_maker *maker) {
   const int64_t row = (a->P + 7) / 8 * 8;
@@ -295,7 +295,8 @@ static kr_ssd_bwd_params ssd_bwd_part_of(const kr_ssd_bwd_params *whole, int par
 }
 
 static int32_t sum_splits(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
-  const kr_grid sum = {.x = (uint32_t)((a->L * (p->f.H / p->f.heads) * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
+  const int64_t n = a->L * (p->f.H / p->f.heads) * p->f.N;
+  const kr_grid sum = {.x = (uint32_t)((n + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                        .y = 2,
                        .z = (uint32_t)a->B,
                        .block = KR_SSD_BWD_THREADS,

@@ -97,15 +97,14 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
 static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
 
 /* Who makes, for a gated call's gradient on warpgroups and before step sizes and D are read, dy before the gate as
- * forward's output, dz, and S, the states before chunks in shared-memory layout. spoilt: as kr_ssd_params.spoilt, of its
- * own. */
+ * forward's output, dz, and S, the states before chunks in shared-memory layout. spoilt: as kr_ssd_params.spoilt, of
+ * its own. run_inner, or absent: in place of the kernel that takes chunk by chunk, between states and sums of tokens;
+ * it may give p groups of heads, with dB, dC and the memory of splits' sums as these have them. */
 typedef struct kr_ssd_maker {
   int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
   const void *user;
   const int32_t *spoilt;
-  /* Or absent: in place of the kernel that takes chunk by chunk, between states and sums of tokens; may give p groups of
-   * heads, with dB, dC and the memory of splits' sums as these have them. */
-  int32_t (*run_inner)(const krait_ctx *ctx, const void *user, struct kr_ssd_bwd_params *p);
+  int32_t (*run_inner)(const krait_ctx *ctx, const void *user, kr_ssd_bwd_params *p);
 } kr_ssd_maker;
 int32_t kr_ssd_bwd_hopper_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker);
 
