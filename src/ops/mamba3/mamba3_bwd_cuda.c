@@ -64,7 +64,7 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
 /* Whether dq and dk stay in the kernel that makes them (mamba3_inner.cu). */
 static int has_inner(const krait_ctx *ctx, const kr_mamba3_bwd_params *p) {
   const kr_mamba3_params *const f = &p->f;
-  return f->is_walked && f->N > 64 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) &&
+  return f->is_walked && f->N > 64 && f->M > 0 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) &&
          kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
 }
 

@@ -52,7 +52,7 @@ static void choose_mamba3_tensors(kr_case *c, int usual) {
       *kr_case_size(c, "B") = 2, *kr_case_size(c, "H") = 24, *kr_case_size(c, "P") = 8, *kr_case_size(c, "N") = 16;
       *kr_case_size(c, "M") = kr_case_int(c, 1, 2) * 4;
     } else if (kr_case_chance(c, 0.6)) { /* what mamba3_inner.cu takes */
-      *kr_case_size(c, "N") = 128, *kr_case_size(c, "M") = kr_case_int(c, 0, 8) * 4;
+      *kr_case_size(c, "N") = 128, *kr_case_size(c, "M") = kr_case_int(c, 1, 8) * 4;
     }
     for (int i = 0; i < 4; i++)
       kr_case_leave_out(c, factors[i]), kr_case_leave_out(c, ends[c->sig->forward != NULL][i]);

@@ -41,8 +41,11 @@ enum {
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
   TRACE_AT = SIDE_SUMS + 16,
+  TURNING = KR_MAMBA3_INNER_M / 8, /* of 16 columns, those that turn */
   ALL_BARRIER = 3,
   W_BARRIER = 5,
+  TAKEN_BARRIER = 6, /* the first warpgroup's products have been made, */
+  GIVEN_BARRIER = 7, /* the second's */
   PRODUCER_REGS = 40,
   CONSUMER_REGS = 232 /* registers per thread */
 };
@@ -64,7 +67,7 @@ KR_DEV void copy_heads(const kr_mamba3_inner_params &w, const place &at, uint64_
   const uint64_t map_x = maps, map_dy = maps + sizeof(kr_ssd_map), map_B = maps + 2 * sizeof(kr_ssd_map),
                  map_C = maps + 3 * sizeof(kr_ssd_map);
   const kr_ssd_bwd_params &p = w.q;
-  const int t0 = at.chunk * Q, turns = w.M ? TURNS : 0;
+  const int t0 = at.chunk * Q;
   kr_barrier_expect(base + BOTH_FULL, 2 * BLOCKS * TILE);
 #pragma unroll
   for (int n = 0; n < BLOCKS; n++) {
@@ -77,7 +80,7 @@ KR_DEV void copy_heads(const kr_mamba3_inner_params &w, const place &at, uint64_
     const int64_t tile = kept_at(p.f, at.b, h, 0, at.chunk, p.n_chunks);
     const unsigned char *const packet = packet_at(w, at.b, h, at.chunk);
     kr_barrier_await(base + EMPTY + 8 * stage, parity_of(i, STAGES) ^ 1);
-    kr_barrier_expect(full, STAGE + KR_SSD_STEPS_BYTES + OWN_BYTES + turns);
+    kr_barrier_expect(full, STAGE + KR_SSD_STEPS_BYTES + OWN_BYTES + TURNS);
     kr_load_box(to, map_x, full, 0, t0, h, at.b);
     kr_load_box(to + TILE, map_dy, full, 0, t0, h, at.b);
     kr_load_bytes(to + 2 * TILE, (const char *)p.S + tile, BLOCKS * TILE, full);
@@ -85,7 +88,7 @@ KR_DEV void copy_heads(const kr_mamba3_inner_params &w, const place &at, uint64_
     kr_load_bytes(base + STEPS_AT + stage * KR_SSD_STEPS_BYTES, steps_at(p.f, at.b, h, at.chunk), KR_SSD_STEPS_BYTES,
                   full);
     kr_load_bytes(base + OWN_AT + stage * OWN_BYTES, ((const kr_mamba3_chunk_steps *)packet)->own, OWN_BYTES, full);
-    if (turns) kr_load_bytes(base + TURNS_AT + stage * TURNS, packet + KR_MAMBA3_STEPS_BYTES, turns, full);
+    kr_load_bytes(base + TURNS_AT + stage * TURNS, packet + KR_MAMBA3_STEPS_BYTES, TURNS, full);
   }
 }
 
@@ -118,25 +121,22 @@ KR_DEV kr_raw16 rotations_at(const unsigned char *turns, const lanes &me, int k)
   return *(const kr_raw16 *)(turns + 2048 * k + 16 * me.thread);
 }
 
-/* A warp's tokens of B or C with biases, turned (in the first n_turning of 16 columns), to the tile of keys or
- * queries. */
+/* A warp's tokens of B or C with biases, turned, to the tile of keys or queries. */
 KR_DEV void turn_rows(const unsigned char *from, unsigned char *to, const float *biases, const unsigned char *turns,
-                      int n_turning, const lanes &me) {
+                      const lanes &me) {
 #pragma unroll
   for (int k = 0; k < N / 16; k++) {
     uint32_t two[4];
     take_matrices(two, from + k / 4 * TILE, me, 2 * (k & 3));
     const kr_float4 own = *(const kr_float4 *)(biases + 16 * k + 4 * me.q);
-    const int is_turning = k < KR_MAMBA3_INNER_M / 8 && k < n_turning;
     kr_raw16 by = {};
-    if (is_turning) by = rotations_at(turns, me, k);
+    if (k < TURNING) by = rotations_at(turns, me, k);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float x = kr_unpack(two[i], 0, KR_DTYPE) + own.v[i & 2],
                   y = kr_unpack(two[i], 1, KR_DTYPE) + own.v[(i & 2) + 1];
-      const float c = is_turning ? kr_unpack(by.w[i], 0, KRAIT_F16) : 1.0f,
-                  s = is_turning ? kr_unpack(by.w[i], 1, KRAIT_F16) : 0.0f;
-      two[i] = is_turning ? pack(kr_fma(c, x, -(s * y)), kr_fma(s, x, c * y)) : pack(x, y);
+      const float c = kr_unpack(by.w[i], 0, KRAIT_F16), s = kr_unpack(by.w[i], 1, KRAIT_F16);
+      two[i] = k < TURNING ? pack(kr_fma(c, x, -(s * y)), kr_fma(s, x, c * y)) : pack(x, y);
     }
     put_matrices(to + k / 4 * TILE, me, 2 * (k & 3), two[0], two[1], two[2], two[3]);
   }
@@ -156,10 +156,9 @@ KR_DEV kr_float4 shares_of(const unsigned char *tile, const float (&d)[N / 2], i
   return share;
 }
 
-KR_DEV void turn_rows_back(float (&d)[N / 2], const unsigned char *turns, int n_turning, const lanes &me) {
+KR_DEV void turn_rows_back(float (&d)[N / 2], const unsigned char *turns, const lanes &me) {
 #pragma unroll
-  for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++) {
-    if (k >= n_turning) continue;
+  for (int k = 0; k < TURNING; k++) {
     const kr_raw16 by = rotations_at(turns, me, k);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -198,10 +197,10 @@ KR_DEV float sum_of_four(const float *of) { return of[0] + of[1] + of[2] + of[3]
 
 /* The end of a head: gradients turned back, onto those of the group unless the head is computed again. */
 KR_DEV void leave_head(const kr_mamba3_inner_params &w, const place &at, int h, const lanes &me, int which, int counts,
-                       const unsigned char *turns, int n_turning, float (&d)[N / 2], float (&sums)[N / 2]) {
+                       const unsigned char *turns, float (&d)[N / 2], float (&sums)[N / 2]) {
   const kr_ssd_bwd_params &p = w.q;
   const int64_t tile = ((int64_t)at.b * p.n_chunks + at.chunk) * (Q / KR_MAMBA3_INNER_TOKENS) + me.warp;
-  turn_rows_back(d, turns, n_turning, me);
+  turn_rows_back(d, turns, me);
   if (counts) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) sums[i] += d[i];
@@ -220,10 +219,45 @@ KR_DEV void put_own_weights(const lanes &me, const float *weights, const float (
   }
 }
 
+/* The shares of angles of a head's tokens, and their sums over a warp's. */
+KR_DEV void leave_shares(const kr_mamba3_inner_params &w, const place &at, int h, const lanes &me,
+                         const kr_float4 (&of_queries)[TURNING], const unsigned char *shared) {
+  const kr_ssd_params &f = w.q.f;
+  const int64_t unit = (int64_t)at.b * f.H + h, first = (int64_t)at.chunk * Q + 16 * me.warp,
+                spans = (f.L + KR_MAMBA3_SPAN - 1) / KR_MAMBA3_SPAN;
+  float *const low = w.psi + (unit * f.L + first + me.g) * w.M + me.q, *const high = low + 8 * w.M;
+  const int has_low = first + me.g < f.L, has_high = first + me.g + 8 < f.L;
+  float columns[2 * TURNING];
+#pragma unroll
+  for (int k = 0; k < TURNING; k++) {
+    const kr_float4 &of_query = of_queries[k],
+                    of_key = *((const kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int m = 8 * k + 4 * i; /* and me.q further; M is a multiple of 4 */
+      const float a = of_query.v[2 * i] + of_key.v[2 * i], b = of_query.v[2 * i + 1] + of_key.v[2 * i + 1];
+      columns[2 * k + i] = a + b;
+      if (has_low && m < w.M) low[m] = a;
+      if (has_high && m < w.M) high[m] = b;
+    }
+  }
+#pragma unroll
+  for (int half = TURNING, lane = 16; lane >= 4; half >>= 1, lane >>= 1) {
+    const int is_high = (me.lane & lane) != 0;
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      const float kept = kr_select(is_high, columns[i + half], columns[i]),
+                  given = kr_select(is_high, columns[i], columns[i + half]);
+      columns[i] = kept + kr_shuffle_xor(given, lane);
+    }
+  }
+  const int m = 4 * (4 * (me.lane >> 4 & 1) + 2 * (me.lane >> 3 & 1) + (me.lane >> 2 & 1)) + me.q;
+  if (first < f.L && m < w.M) w.later[(unit * spans + first / KR_MAMBA3_SPAN) * w.M + m] = columns[0];
+}
+
 KR_DEV void take(const kr_mamba3_inner_params &w3, const place &at, const lanes &whole, unsigned char *shared,
                  uint32_t base) {
   const kr_ssd_bwd_params &p = w3.q;
-  const int n_turning = (w3.M + 7) / 8;
   float *const biases = (float *)(shared + BIASES_AT);
   float sums[N / 2];
   clear_all(sums, N / 2);
@@ -245,7 +279,7 @@ KR_DEV void take(const kr_mamba3_inner_params &w3, const place &at, const lanes 
     uint32_t w[16];
     const int counts = !p.f.spoilt[at.b * p.f.H + s.h];
     kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
-    turn_rows(shared + C_AT, shared + Q_AT, biases, turns, n_turning, me);
+    turn_rows(shared + C_AT, shared + Q_AT, biases, turns, me);
     kr_sync_at<256>(ALL_BARRIER); /* keys and queries are there, W and psi have been read */
     start_product(base + Q_AT, base + K_AT, d);
     start_tile(x + TILE, x, xy);
@@ -283,57 +317,25 @@ KR_DEV void take(const kr_mamba3_inner_params &w3, const place &at, const lanes 
     }
     if (i + 1 < at.n) put_own_biases(w3.C_bias, s.h + 1, p.f.N, me.thread, biases);
     kr_wgmma_wait<N, 0>(dq);
+    kr_arrive_at<256>(TAKEN_BARRIER);
+    kr_float4 shares[TURNING];
 #pragma unroll
-    for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++)
-      if (k < n_turning) *((kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread) = shares_of(shared + Q_AT, dq, k, me);
-    kr_sync_at<256>(ALL_BARRIER); /* keys and queries have been read */
+    for (int k = 0; k < TURNING; k++) shares[k] = shares_of(shared + Q_AT, dq, k, me);
+    leave_head(w3, at, s.h, me, 0, counts, turns, dq, sums);
+    kr_sync_at<256>(GIVEN_BARRIER); /* queries have been read, and shares of keys are there */
     if (w3.factors && me.thread == 0)
       *trace_at(w3, at.b, s.h, at.chunk) = sum_of_four((const float *)(shared + TRACE_AT));
-    leave_head(w3, at, s.h, me, 0, counts, turns, n_turning, dq, sums);
+    leave_shares(w3, at, s.h, me, shares, shared);
     release(base + EMPTY + 8 * stage, me);
   }
   kr_sync_at<256>(ALL_BARRIER);
   store_matrix(p, at, whole, p.dC, p.sum_C, shared + W_AT, sums);
 }
 
-/* The shares of angles of a head's tokens, and their sums over a warp's. */
-KR_DEV void leave_shares(const kr_mamba3_inner_params &w, const place &at, int h, const lanes &me, int n_turning,
-                         const float (&dk)[N / 2], const unsigned char *shared) {
-  const int64_t unit = (int64_t)at.b * w.q.f.H + h, first = (int64_t)at.chunk * Q + 16 * me.warp;
-  float columns[KR_MAMBA3_INNER_M / 4] = {};
-#pragma unroll
-  for (int k = 0; k < KR_MAMBA3_INNER_M / 8; k++) {
-    if (k >= n_turning) continue;
-    const kr_float4 of_key = shares_of(shared + K_AT, dk, k, me),
-                    of_query = *((const kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int64_t t = (int64_t)at.chunk * Q + me.row + 8 * (i & 1);
-      const int m = 8 * k + 4 * (i >> 1) + me.q;
-      const float share = of_query.v[i] + of_key.v[i];
-      columns[2 * k + (i >> 1)] += share;
-      if (t < w.q.f.L && m < w.M) w.psi[(unit * w.q.f.L + t) * w.M + m] = share;
-    }
-  }
-#pragma unroll
-  for (int half = KR_MAMBA3_INNER_M / 8, lane = 16; lane >= 4; half >>= 1, lane >>= 1) {
-    const int is_high = (me.lane & lane) != 0;
-#pragma unroll
-    for (int i = 0; i < half; i++) {
-      const float kept = kr_select(is_high, columns[i + half], columns[i]),
-                  given = kr_select(is_high, columns[i], columns[i + half]);
-      columns[i] = kept + kr_shuffle_xor(given, lane);
-    }
-  }
-  const int m = 4 * (4 * (me.lane >> 4 & 1) + 2 * (me.lane >> 3 & 1) + (me.lane >> 2 & 1)) + me.q;
-  if (first < w.q.f.L && m < w.M)
-    w.later[(unit * ((w.q.f.L + KR_MAMBA3_SPAN - 1) / KR_MAMBA3_SPAN) + first / KR_MAMBA3_SPAN) * w.M + m] = columns[0];
-}
-
 KR_DEV void give(const kr_mamba3_inner_params &w3, const place &at, const lanes &whole, unsigned char *shared,
                  uint32_t base, uint64_t maps) {
   const kr_ssd_bwd_params &p = w3.q;
-  const int t0 = at.chunk * Q, sized = has_sizes<PLAIN>(), n_turning = (w3.M + 7) / 8;
+  const int t0 = at.chunk * Q, sized = has_sizes<PLAIN>();
   unsigned char *const own = shared + DX_AT;
   float *const biases = (float *)(shared + BIASES_AT) + N;
   float sums[N / 2];
@@ -355,7 +357,7 @@ KR_DEV void give(const kr_mamba3_inner_params &w3, const place &at, const lanes 
     uint32_t w[16], inner[16];
     const int counts = !p.f.spoilt[at.b * p.f.H + s.h];
     kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
-    turn_rows(shared + B_AT, shared + K_AT, biases, turns, n_turning, me);
+    turn_rows(shared + B_AT, shared + K_AT, biases, turns, me);
     kr_sync_at<256>(ALL_BARRIER);
     start_product(base + K_AT, base + Q_AT, BC);
     start_tile(X, X + TILE, xy);
@@ -426,9 +428,12 @@ KR_DEV void give(const kr_mamba3_inner_params &w3, const place &at, const lanes 
                                         kr_mn_major(base + Q_AT + k * KR_MN_STEP_BYTES, TILE), 1);
     kr_wgmma_commit();
     kr_wgmma_wait<N, 0>(dk);
-    kr_sync_at<256>(ALL_BARRIER);
-    leave_shares(w3, at, s.h, me, n_turning, dk, shared);
-    leave_head(w3, at, s.h, me, 1, counts, turns, n_turning, dk, sums);
+#pragma unroll
+    for (int k = 0; k < TURNING; k++)
+      *((kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread) = shares_of(shared + K_AT, dk, k, me);
+    kr_arrive_at<256>(GIVEN_BARRIER);
+    leave_head(w3, at, s.h, me, 1, counts, turns, dk, sums);
+    kr_sync_at<256>(TAKEN_BARRIER); /* keys have been read */
     release(base + EMPTY + 8 * stage, me);
   }
   if (whole.thread == 0) kr_stores_read<0>();

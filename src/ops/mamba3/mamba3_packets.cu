@@ -167,6 +167,11 @@ KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0,
 
 /* ---- packets ----------------------------------------------------------------------------------------------------- */
 
+/* A chunk's sum of turns about a pair, or what is before it. */
+KR_DEV uint32_t *sum_at(const kr_mamba3_params &p, int b, int h, int chunk, int m) {
+  return p.angles_before + (((int64_t)b * p.H + h) * p.n_chunks + chunk) * p.M + m;
+}
+
 /* A block per chunk and w.packet_heads heads. w.puts: packets, else the sums of turns. */
 KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
   KR_SHARED __attribute__((aligned(16))) float dts[HEADS][STAGED], traps[HEADS][STAGED], decays[HEADS][STAGED];
@@ -187,14 +192,15 @@ KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
   int use = 0;
   for (int m0 = 0; m0 < p.M; m0 += 32) {
     float halves[SPAN];
-    const int m = m0 + lane;
+    const int m = m0 + lane, is_there = puts && m < p.M;
+    uint32_t next = is_there ? *sum_at(p, b, first, chunk, m) : 0;
 #pragma unroll 1
     for (int i = 0; i < n_heads; i++, use++) {
       const int64_t unit = (int64_t)b * p.H + first + i;
+      uint32_t before = next;
+      if (is_there && i + 1 < n_heads) next = *sum_at(p, b, first + i + 1, chunk, m);
       if (i == 0 || !is_one) load_halves(p, b, first + i, t0 + warp * SPAN, m, halves);
       const span_turns v = sum_turns(halves, dts[i] + warp * SPAN);
-      uint32_t *const of_chunk = p.angles_before + (unit * p.n_chunks + chunk) * p.M + m;
-      uint32_t before = puts && m < p.M ? *of_chunk : 0;
       totals[use & 1][warp][lane] = v.turn[SPAN - 1];
       kr_sync();
       for (int k = 0; k < (puts ? warp : (int)WARPS); k++) before = add_turns(before, totals[use & 1][k][lane]);
@@ -202,12 +208,12 @@ KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
       if (puts)
         put_rotations(v, before, are_usual, m < p.M, m,
                       w.f.packets + (unit * p.n_chunks + chunk) * w.f.packet_bytes + KR_MAMBA3_STEPS_BYTES);
-      if (!puts && warp == 0 && m < p.M) *of_chunk = before;
+      if (!puts && warp == 0 && m < p.M) *sum_at(p, b, first + i, chunk, m) = before;
     }
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_packets(const kr_mamba3_walk_params params) {
+KR_KERNEL void KR_BOUNDS(THREADS, 6) kr_mamba3_packets(const kr_mamba3_walk_params params) {
   const int64_t first = (int64_t)kr_block_x() * THREADS + kr_thread(), each = (int64_t)kr_grid_x() * THREADS;
   const int clears = params.puts && kr_block_z() == 0;
   for (int64_t i = first; clears && i < (int64_t)params.f.B * params.f.H; i += each) params.spoilt[i] = 0;
