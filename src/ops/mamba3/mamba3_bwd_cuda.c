@@ -29,9 +29,9 @@ static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3
 static const kr_kernel inner_kernel[3] = {{NULL, NULL},
                                           {"mamba3_inner_f16", "kr_mamba3_inner"},
                                           {"mamba3_inner_bf16", "kr_mamba3_inner"}},
-                       inner_keys_kernel[3] = {{NULL, NULL},
-                                               {"mamba3_inner_f16", "kr_mamba3_inner_keys"},
-                                               {"mamba3_inner_bf16", "kr_mamba3_inner_keys"}},
+                       inner_rows_kernel[3] = {{NULL, NULL},
+                                               {"mamba3_inner_f16", "kr_mamba3_inner_rows"},
+                                               {"mamba3_inner_bf16", "kr_mamba3_inner_rows"}},
                        inner_again_kernel[3] = {{NULL, NULL},
                                                 {"mamba3_inner_f16", "kr_mamba3_inner_again"},
                                                 {"mamba3_inner_bf16", "kr_mamba3_inner_again"}};
@@ -64,7 +64,7 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
 /* Whether dq and dk stay in the kernel that makes them (mamba3_inner.cu). */
 static int has_inner(const krait_ctx *ctx, const kr_mamba3_bwd_params *p) {
   const kr_mamba3_params *const f = &p->f;
-  return f->is_walked && f->N > 64 && f->M > 0 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) &&
+  return f->is_walked && f->N > 64 && f->M > 0 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) && !kr_has(&p->dfinal_states) &&
          kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
 }
 
@@ -167,7 +167,7 @@ static int32_t make_walked(const krait_ctx *ctx, const void *user, const kr_ssd_
   w.f.out = (kr_view){.data = forward->out.data,
                       .dtype = g->type,
                       .stride = {forward->out.b, forward->out.t, forward->out.h, forward->out.n}};
-  w.dz = g->p.dz, w.keeps_keys = !g->inner;
+  w.dz = g->p.dz, w.keeps_rows = !g->inner;
   w.S = S, w.S_bytes = KR_SSD_HOPPER_TILE * (w.f.N > 64 ? 2 : 1);
   return kr_mamba3_launch_walk(ctx, &w, &g->p.dout, g->type, g->ssd_bwd.call.stream);
 }
@@ -193,7 +193,7 @@ static int32_t make_inner_maps(const krait_ctx *ctx, const kr_mamba3_params *f, 
   return status;
 }
 
-/* What heads in which NaN or infinity was met need to be computed again (keys), or leave then. */
+/* What heads in which NaN or infinity was met need to be computed again (rows), or leave then. */
 static int32_t launch_inner_again(const krait_ctx *ctx, const gradient *g, const kr_kernel kernels[3]) {
   const kr_mamba3_params *const f = &g->p.f;
   const int32_t warps = KR_MAMBA3_THREADS / 32;
@@ -222,7 +222,8 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
                                        .products = g->p.products,
                                        .dq = g->p.dq,
                                        .dk = g->p.dk,
-                                       .k = f->k,
+                                       .rows_q = f->q,
+                                       .rows_k = f->k,
                                        .psi = g->p.psi,
                                        .later = g->p.later,
                                        .factors = kr_has(&g->p.dDvec) ? g->p.factors : NULL,
@@ -230,6 +231,13 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
                                        .biases = g->p.biases,
                                        .M = f->M,
                                        .packet_bytes = f->packet_bytes};
+  kr_mamba3_walk_params back = g->walk;
+  back.f.x = (kr_view){.data = p->f.dout.data,
+                       .dtype = g->type,
+                       .stride = {p->f.dout.b, p->f.dout.t, p->f.dout.h, p->f.dout.n}};
+  back.f.z = (kr_view){.data = NULL};
+  back.S = p->M, back.S_bytes = 2 * KR_SSD_HOPPER_TILE, back.spoilt = p->f.spoilt;
+  KR_TRY(kr_mamba3_launch_walk_back(ctx, &back, g->type, g->ssd_bwd.call.stream));
   KR_TRY(make_inner_maps(ctx, f, g->inner));
   const kr_grid grid = {.x = (uint32_t)f->n_chunks,
                         .y = (uint32_t)(f->G * p->n_splits),
@@ -239,7 +247,7 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
                         .is_pdl = 1,
                         .stream = g->ssd_bwd.call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &inner_kernel[g->type], &grid, g->inner, sizeof *g->inner));
-  return launch_inner_again(ctx, g, inner_keys_kernel);
+  return launch_inner_again(ctx, g, inner_rows_kernel);
 }
 
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {

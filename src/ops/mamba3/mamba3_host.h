@@ -57,6 +57,8 @@ int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *cor
                                  int type, void *stream);
 int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
                               void *stream);
+/* The gradients of the states after chunks, of the gradient's walk: to S; w->f.x: dy. */
+int32_t kr_mamba3_launch_walk_back(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, void *stream);
 /* Scans heads that met NaN or infinity again. */
 int32_t kr_mamba3_walk_again(const krait_ctx *ctx, const kr_mamba3_walk_params *w, void *stream);
 /* Fills the rows. */

@@ -9,13 +9,12 @@
  * key changes, a share of its angles' gradient (psi), is made of the rounded numbers that were multiplied: what a pair
  * of tokens gives to angles that turn both cancels exactly.
  *   kr_mamba3_inner        all of this
- *   kr_mamba3_inner_keys   of heads that met NaN or infinity, keys in memory: these heads are computed again token by
- *                          token (redo_nonfinite in ssd_bwd_cuda.c)
+ *   kr_mamba3_inner_rows   of heads that met NaN or infinity, queries and keys in memory: these heads are computed again
+ *                          token by token (redo_nonfinite in ssd_bwd_cuda.c)
  *   kr_mamba3_inner_again  their dq and dk, which are then in memory, onto dB and dC, and all else that comes of
  *                          them */
 #include "../ssd/ssd_hopper_inner.cuh"
-#include "mamba3_inner_params.h"
-#include "mamba3_views.cuh"
+#include "mamba3_turn.cuh"
 
 enum {
   THREADS = KR_SSD_HOPPER_BWD_THREADS,
@@ -41,7 +40,6 @@ enum {
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
   TRACE_AT = SIDE_SUMS + 16,
-  TURNING = KR_MAMBA3_INNER_M / 8, /* of 16 columns, those that turn */
   ALL_BARRIER = 3,
   W_BARRIER = 5,
   TAKEN_BARRIER = 6, /* the first warpgroup's products have been made, */
@@ -109,39 +107,6 @@ KR_DEV void sum_beside(const kr_ssd_bwd_params &p, const place &at, int which, u
 }
 
 /* ---- keys and queries -------------------------------------------------------------------------------------------- */
-
-/* A head's biases of B or C, by a warpgroup: [column / 16][column / 2 % 4][column / 8 % 2][column % 2]. */
-KR_DEV void put_own_biases(const kr_view &bias, int h, int n_states, int thread, float *to) {
-  const int n = thread, place = n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
-  to[place] = n < n_states ? get(bias, at3(bias, h, 0, n)) : 0.0f;
-}
-
-/* The rotations of a lane's pairs in 16 columns k. */
-KR_DEV kr_raw16 rotations_at(const unsigned char *turns, const lanes &me, int k) {
-  return *(const kr_raw16 *)(turns + 2048 * k + 16 * me.thread);
-}
-
-/* A warp's tokens of B or C with biases, turned, to the tile of keys or queries. */
-KR_DEV void turn_rows(const unsigned char *from, unsigned char *to, const float *biases, const unsigned char *turns,
-                      const lanes &me) {
-#pragma unroll
-  for (int k = 0; k < N / 16; k++) {
-    uint32_t two[4];
-    take_matrices(two, from + k / 4 * TILE, me, 2 * (k & 3));
-    const kr_float4 own = *(const kr_float4 *)(biases + 16 * k + 4 * me.q);
-    kr_raw16 by = {};
-    if (k < TURNING) by = rotations_at(turns, me, k);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float x = kr_unpack(two[i], 0, KR_DTYPE) + own.v[i & 2],
-                  y = kr_unpack(two[i], 1, KR_DTYPE) + own.v[(i & 2) + 1];
-      const float c = kr_unpack(by.w[i], 0, KRAIT_F16), s = kr_unpack(by.w[i], 1, KRAIT_F16);
-      two[i] = k < TURNING ? pack(kr_fma(c, x, -(s * y)), kr_fma(s, x, c * y)) : pack(x, y);
-    }
-    put_matrices(to + k / 4 * TILE, me, 2 * (k & 3), two[0], two[1], two[2], two[3]);
-  }
-  kr_show_to_copies();
-}
 
 /* What turning changes of 8 pairs of a lane's rows of keys or queries, given their gradients. */
 KR_DEV kr_float4 shares_of(const unsigned char *tile, const float (&d)[N / 2], int k, const lanes &me) {
@@ -510,7 +475,7 @@ KR_DEV int is_again(const kr_ssd_bwd_params &p, const share &own, int h) {
   return p.f.spoilt[own.b * p.f.H + h] && own.tile < p.n_chunks * (Q / KR_MAMBA3_INNER_TOKENS);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_keys(const kr_mamba3_inner_params params) {
+KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_rows(const kr_mamba3_inner_params params) {
   const kr_mamba3_inner_params &w = params;
   const kr_ssd_params &f = w.q.f;
   const share own = own_share(w.q);
@@ -522,12 +487,17 @@ KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_keys(const kr_mam
 #pragma unroll
       for (int k = 0; k < AGAIN_PAIRS; k++) {
         const int m = (kr_thread() & 31) + 32 * k;
-        const kr_float2 v = biased_pair(w.B, w.B_bias, own.b, h, own.g, t, m, f.N);
+        const int64_t place = ((((int64_t)own.b * f.H + h) * f.L + t) * f.N >> 1) + m;
         kr_float2 by = {{1, 0}};
         if (m < w.M) by = rotation_at(w, own.b, h, t, m);
         if (2 * m >= f.N) continue;
-        ((uint32_t *)w.k)[((((int64_t)own.b * f.H + h) * f.L + t) * f.N >> 1) + m] =
-            pack(kr_fma(by.v[0], v.v[0], -(by.v[1] * v.v[1])), kr_fma(by.v[1], v.v[0], by.v[0] * v.v[1]));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const kr_float2 v =
+              biased_pair(i ? w.B : w.C, i ? w.B_bias : w.C_bias, own.b, h, own.g, t, m, f.N);
+          ((uint32_t *)(i ? w.rows_k : w.rows_q))[place] =
+              pack(kr_fma(by.v[0], v.v[0], -(by.v[1] * v.v[1])), kr_fma(by.v[1], v.v[0], by.v[0] * v.v[1]));
+        }
       }
   }
 }

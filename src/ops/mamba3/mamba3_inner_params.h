@@ -21,7 +21,7 @@ typedef struct kr_mamba3_inner_params {
   const unsigned char *packets;  /* (B,H,chunks) */
   const float *gamma, *products; /* (B,H,L): as of kr_mamba3_params and kr_mamba3_bwd_params */
   const void *dq, *dk;           /* (B,H,L,N), of heads in q.f.spoilt */
-  void *k;                       /* (B,H,L,N): of heads in q.f.spoilt, to be computed again token by token */
+  void *rows_q, *rows_k;         /* (B,H,L,N): of such heads, to be computed again token by token */
   float *psi;                    /* (B,H,L,M) */
   float *later;                  /* (B,H,spans,M): its sums over KR_MAMBA3_SPAN tokens */
   float *factors;                /* as of kr_mamba3_bwd_params, for dD; or absent */

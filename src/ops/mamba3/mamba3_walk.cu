@@ -7,12 +7,13 @@
  * weight, and D. Two blocks a multiprocessor.
  * With S, for the gradient: states before chunks, queries, keys and products of tokens with themselves are kept, and in
  * place of the output dy before the gate and dz, whose tiles are those of dout and z.
- * NaN and infinity: such heads are flagged, for kr_mamba3_walk_again. */
-#include "../ssd/ssd_hopper_tiles.cuh"
-#include "mamba3_views.cuh"
-#include "mamba3_walk_params.h"
+ * NaN and infinity: such heads are flagged, for kr_mamba3_walk_again.
+ *   kr_mamba3_walk       all of this
+ *   kr_mamba3_walk_back  the gradients of the states after chunks, from dy and queries, of at most 32 pairs */
+#include "mamba3_turn.cuh"
 
 enum { THREADS = KR_MAMBA3_WALK_THREADS, STAGES = 2, STEPS = N / 16 };
+enum { FORTH = 1, BACK = 2 }; /* ways; also what a block says when it has handed on a state */
 enum { KEYS_COPIER = 0, INPUTS_COPIER = 32, GATE_COPIER = 64 }; /* threads, of a warp each */
 
 /* Byte offsets from the first multiple of 1024 in shared memory. */
@@ -92,16 +93,6 @@ KR_DEV void copy_gate(const sources &from, const task &t, int c, int keeps, uint
 }
 
 /* ---- the warpgroup ----------------------------------------------------------------------------------------------- */
-
-/* Biases of a head, in the order of a lane's pairs: [column / 16][column / 2 % 4][column / 8 % 2][column % 2]. */
-KR_DEV void put_walk_biases(const kr_mamba3_params &p, int h, int thread, float *to) {
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const kr_view &v = i ? p.B_bias : p.C_bias;
-    const int n = thread, place = n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
-    to[i * N + place] = n < p.N ? get(v, at3(v, h, 0, n)) : 0.0f;
-  }
-}
 
 /* Two neighbours with their biases, turned (TURNS). */
 template <int TURNS>
@@ -262,35 +253,42 @@ KR_DEV void write_output(const kr_mamba3_walk_params &w, const kr_view &out, con
 KR_DEV kr_float4 *handed(const kr_mamba3_walk_params &w, int block) {
   return (kr_float4 *)(w.states + (int64_t)block * 64 * N);
 }
+template <int WAY>
 KR_DEV void begin_state(const kr_mamba3_walk_params &w, const task &t, const lanes &me, float (&s)[N / 2]) {
   if (t.first == 0) {
     clear_state(s);
     return;
   }
-  if (me.thread == 0) kr_await(w.ready + kr_block_x() - 1, 1);
+  if (me.thread == 0) kr_await(w.ready + kr_block_x() - 1, WAY);
   kr_sync();
   read_fragments(handed(w, kr_block_x() - 1), me, s);
 }
+template <int WAY>
 KR_DEV void end_state(const kr_mamba3_walk_params &w, const task &t, const lanes &me, const float (&s)[N / 2],
                       int spoilt) {
   if (spoilt || nonfinite_state(s)) w.spoilt[t.unit] = 1;
   if (t.end == w.f.n_chunks) return;
   write_fragments(handed(w, kr_block_x()), me, s);
   kr_sync();
-  if (me.thread == 0) kr_publish(w.ready + kr_block_x(), 1);
+  if (me.thread == 0) kr_publish(w.ready + kr_block_x(), WAY);
+}
+
+/* Of one thread: a state to memory. */
+KR_DEV void keep_state(const kr_mamba3_walk_params &w, const task &t, int c, uint32_t base) {
+  kr_store_bytes((char *)w.S + (((int64_t)t.b * w.f.n_chunks + c) * w.f.H + t.h) * w.S_bytes, base + STATE_AT,
+                 w.S_bytes);
+  kr_commit_stores();
 }
 
 /* Of one thread: a chunk's queries, keys and the state before it, to memory. */
 KR_DEV void keep_tiles(const kr_mamba3_walk_params &w, const task &t, int c, uint64_t maps, uint32_t base) {
   const uint64_t map_q = maps + 4 * sizeof(kr_ssd_map), map_k = map_q + sizeof(kr_ssd_map);
 #pragma unroll
-  for (int n = 0; n < BLOCKS; n++) {
+  for (int n = 0; n < BLOCKS && w.keeps_rows; n++) {
     kr_store_box(map_q, base + C_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
-    if (w.keeps_keys) kr_store_box(map_k, base + K_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
+    kr_store_box(map_k, base + K_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
   }
-  kr_store_bytes((char *)w.S + (((int64_t)t.b * w.f.n_chunks + c) * w.f.H + t.h) * w.S_bytes, base + STATE_AT,
-                 w.S_bytes);
-  kr_commit_stores();
+  keep_state(w, t, c, base);
 }
 
 /* The products of a chunk's tokens with themselves, and what then multiplies x in the gradient's SSD. */
@@ -311,7 +309,7 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
   const lanes whole = lanes_of(kr_thread());
   const sources from = sources_of(w, t, maps);
   const float D = p.Dvec.data ? get(p.Dvec, t.h * p.Dvec.stride[0]) : 0.0f;
-  const int n_turning = (p.M + 31) / 32, has_gate = p.z.data != nullptr, keeps = w.S != nullptr;
+  const int n_turning = (p.M + 31) / 32, has_gate = p.z.data != nullptr, keeps = w.S != nullptr, has_rows = keeps && w.keeps_rows;
   float s[N / 2];
   int spoilt = 0;
   if (whole.thread == KEYS_COPIER) copy_keys(from, t, t.first, base);
@@ -320,8 +318,9 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     if (t.first + 1 < t.end) copy_inputs(from, t, t.first + 1, (use + 1) % STAGES, base);
   }
   if (has_gate && whole.thread == GATE_COPIER) copy_gate(from, t, t.first, keeps, base);
-  begin_state(w, t, whole, s);
-  put_walk_biases(p, t.h, whole.thread, (float *)(shared + BIASES_AT));
+  begin_state<FORTH>(w, t, whole, s);
+  put_own_biases(p.C_bias, t.h, p.N, whole.thread, (float *)(shared + BIASES_AT));
+  put_own_biases(p.B_bias, t.h, p.N, whole.thread, (float *)(shared + BIASES_AT) + N);
   share_state(shared + STATE_AT, whole, s);
   kr_sync();
   for (int c = t.first; c < t.end; c++, use++) {
@@ -334,10 +333,10 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     float cb[Q / 2], y[Q / 2];
     uint32_t q[4 * STEPS], weighed[Q / 4], inputs[Q / 4];
     kr_barrier_await(base + KEYS_FULL, parity_of(use, 1));
-    turn_tokens(shared, me, n_turning, keeps, q);
+    turn_tokens(shared, me, n_turning, has_rows, q);
     kr_sync();
     if (keeps && me.thread == KEYS_COPIER) keep_tiles(w, t, c, maps, base);
-    if (!keeps && me.thread == KEYS_COPIER && c + 1 < t.end) copy_keys(from, t, c + 1, base);
+    if (!has_rows && me.thread == KEYS_COPIER && c + 1 < t.end) copy_keys(from, t, c + 1, base);
     start_queries(q, K, cb);
     start_queries(q, uniform(base + STATE_AT), y);
     if (!keeps && c > t.first) write_output(w, p.out, t, c - 1, me, shared + Y_AT);
@@ -347,11 +346,9 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     spoilt |= decay_state(steps.keeps, s);
     float products[2] = {0, 0};
     weigh(cb, weighed, steps, me, D, products);
-    if (keeps) {
-      if (me.thread == KEYS_COPIER) kr_stores_read<0>();
-      if (me.thread == KEYS_COPIER && c + 1 < t.end) copy_keys(from, t, c + 1, base);
-      keep_products(p, t, c, me, D, products);
-    }
+    if (has_rows && me.thread == KEYS_COPIER) kr_stores_read<0>();
+    if (has_rows && me.thread == KEYS_COPIER && c + 1 < t.end) copy_keys(from, t, c + 1, base);
+    if (keeps) keep_products(p, t, c, me, D, products);
     const float low = steps.reach[me.row], high = steps.reach[me.row + 8];
 #pragma unroll
     for (int i = 0; i < PB / 2; i++) y[i] *= i & 2 ? high : low;
@@ -369,6 +366,7 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
       put_output(has_gate, me, y, shared + Z_AT, shared + Y_AT);
     }
     kr_wgmma_wait<N, 0>(s);
+    if (keeps && me.thread == KEYS_COPIER) kr_stores_read<0>();
     if (c + 1 == t.end) continue;
     kr_sync(); /* all four warps have read keys, inputs, the gate and the previous state */
     if (me.thread == INPUTS_COPIER && c + 2 < t.end) copy_inputs(from, t, c + 2, stage, base);
@@ -376,14 +374,70 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     share_state(shared + STATE_AT, me, s);
   }
   if (!keeps) write_output(w, p.out, t, t.end - 1, whole, shared + Y_AT);
-  end_state(w, t, whole, s, spoilt);
+  end_state<FORTH>(w, t, whole, s, spoilt);
   kr_sync(); /* before the next task's copies */
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk(const kr_mamba3_walk_params params) {
-  const kr_mamba3_walk_params &w = params;
-  uint64_t maps;
-  KR_PARAMETERS_ADDRESS(kr_mamba3_walk, maps);
+/* ---- back -------------------------------------------------------------------------------------------------------- */
+
+KR_DEV void copy_queries(const sources &from, const task &t, int c, uint32_t base) {
+  kr_barrier_expect(base + KEYS_FULL, BLOCKS * TILE + from.turns);
+#pragma unroll
+  for (int n = 0; n < BLOCKS; n++)
+    kr_load_box(base + C_AT + n * TILE, from.maps + 3 * sizeof(kr_ssd_map), base + KEYS_FULL, 64 * n, c * Q, from.g,
+                t.b);
+  kr_load_bytes(base + TURNS_AT, from.packets + (int64_t)c * from.packet_bytes + KR_MAMBA3_STEPS_BYTES, from.turns,
+                base + KEYS_FULL);
+}
+
+/* A task's chunks are counted from the last one. */
+KR_DEV void walk_back(const kr_mamba3_walk_params &w, const task &t, uint64_t maps, unsigned char *shared,
+                      uint32_t base, int &use) {
+  const kr_mamba3_params &p = w.f;
+  const lanes whole = lanes_of(kr_thread());
+  const sources from = sources_of(w, t, maps);
+  const int last = p.n_chunks - 1, own_last = last - t.end + 1; /* the task's last chunk */
+  float s[N / 2];
+  int spoilt = 0;
+  if (whole.thread == KEYS_COPIER) copy_queries(from, t, last - t.first, base);
+  if (whole.thread == INPUTS_COPIER) {
+    copy_inputs(from, t, last - t.first, use % STAGES, base);
+    if (t.first + 1 < t.end) copy_inputs(from, t, last - t.first - 1, (use + 1) % STAGES, base);
+  }
+  begin_state<BACK>(w, t, whole, s);
+  put_own_biases(p.C_bias, t.h, p.N, whole.thread, (float *)(shared + BIASES_AT));
+  kr_sync();
+  for (int c = last - t.first; c >= own_last; c--, use++) {
+    const lanes me = lanes_of(anew(kr_thread()));
+    const int stage = use % STAGES;
+    const kr_mamba3_chunk_steps &steps =
+        *(const kr_mamba3_chunk_steps *)(shared + anew(STEPS_AT + stage * KR_MAMBA3_STEPS_BYTES));
+    uint32_t inputs[Q / 4];
+    share_state(shared + STATE_AT, me, s);
+    kr_barrier_await(base + KEYS_FULL, parity_of(use, 1));
+    turn_rows(shared + C_AT, shared + K_AT, (const float *)(shared + anew(BIASES_AT)), shared + anew(TURNS_AT), me);
+    kr_sync();
+    if (me.thread == KEYS_COPIER) {
+      if (c > own_last) copy_queries(from, t, c - 1, base);
+      keep_state(w, t, c, base);
+    }
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(use, STAGES));
+    weigh_inputs(shared + anew(X_AT + stage * TILE), inputs, steps.reach, me);
+    spoilt |= decay_state(steps.keeps, s);
+    start_sum<N>(uniform(base + K_AT), inputs, s, steps.keeps != 0);
+    kr_wgmma_wait<N, 0>(s);
+    if (me.thread == KEYS_COPIER) kr_stores_read<0>();
+    kr_sync(); /* all four warps have read queries and inputs, and the state has been stored */
+    if (me.thread == INPUTS_COPIER && c - 1 > own_last) copy_inputs(from, t, c - 2, stage, base);
+  }
+  end_state<BACK>(w, t, whole, s, spoilt);
+  kr_sync(); /* before the next task's copies */
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+template <int WAY>
+KR_DEV void walk_all(const kr_mamba3_walk_params &w, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
@@ -394,5 +448,22 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk(const kr_mamba3_walk_params 
   }
   kr_sync();
   int use = 0;
-  for (int i = 0, n = n_tasks(w); i < n; i++) walk_task(w, task_at(w, i), maps, shared, base, use);
+  for (int i = 0, n = n_tasks(w); i < n; i++) {
+    const task t = task_at(w, i);
+    if (WAY == BACK)
+      walk_back(w, t, maps, shared, base, use);
+    else
+      walk_task(w, t, maps, shared, base, use);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk(const kr_mamba3_walk_params params) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_mamba3_walk, maps);
+  walk_all<FORTH>(params, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk_back(const kr_mamba3_walk_params params) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_mamba3_walk_back, maps);
+  walk_all<BACK>(params, maps);
 }

@@ -8,7 +8,10 @@ static const kr_kernel carry_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_carry"),
                        packets_kernel = {"mamba3_packets", "kr_mamba3_packets"},
                        again_kernel = {"mamba3_packets", "kr_mamba3_walk_again"},
                        walk_kernel[3] = {
-                           {NULL, NULL}, {"mamba3_walk_f16", "kr_mamba3_walk"}, {"mamba3_walk_bf16", "kr_mamba3_walk"}};
+                           {NULL, NULL}, {"mamba3_walk_f16", "kr_mamba3_walk"}, {"mamba3_walk_bf16", "kr_mamba3_walk"}},
+                       back_kernel[3] = {{NULL, NULL},
+                                         {"mamba3_walk_f16", "kr_mamba3_walk_back"},
+                                         {"mamba3_walk_bf16", "kr_mamba3_walk_back"}};
 
 static int is_any_given(const kr_view *const *views) {
   for (; *views; views++)
@@ -107,8 +110,8 @@ int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *cor
   return kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, &puts, sizeof puts);
 }
 
-int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
-                              void *stream) {
+static int32_t launch_way(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
+                          const kr_kernel kernels[3], void *stream) {
   const kr_grid walk = {.x = (uint32_t)w->n_blocks,
                         .y = 1,
                         .z = 1,
@@ -116,7 +119,15 @@ int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, co
                         .shared_bytes = shared_bytes_of(w->f.M),
                         .stream = stream};
   KR_TRY(make_walk_maps(ctx, w, dout, type));
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &walk_kernel[type], &walk, w, sizeof *w);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[type], &walk, w, sizeof *w);
+}
+
+int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
+                              void *stream) {
+  return launch_way(ctx, w, dout, type, walk_kernel, stream);
+}
+int32_t kr_mamba3_launch_walk_back(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, void *stream) {
+  return launch_way(ctx, w, &w->f.z, type, back_kernel, stream);
 }
 
 int32_t kr_mamba3_walk_again(const krait_ctx *ctx, const kr_mamba3_walk_params *w, void *stream) {

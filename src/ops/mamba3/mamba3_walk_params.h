@@ -30,7 +30,7 @@ typedef struct kr_mamba3_chunk_steps {
 /* A unit is a head of a batch row over all of time. All units in sequence, in chunks, are cut into ranges of equal
  * length, one per block, none shorter than a unit. f.n_spans: chunks; f.angles_before: sums of a chunk's turns, then
  * what is before it. For the gradient (S): f.out is dy before the gate, and dz, f.q, f.k, f.dots and f.skips are left,
- * and S. */
+ * and S. For the walk back f.x is dy, and S are the gradients of the states after chunks. */
 typedef struct kr_mamba3_walk_params {
   kr_ssd_map x, z, Bmat, Cmat, q, k, dout;
   kr_mamba3_params f;
@@ -40,7 +40,7 @@ typedef struct kr_mamba3_walk_params {
   kr_view dz;         /* of the gradient, or absent */
   void *S;            /* (B,chunks,H): states before chunks as operands, of S_bytes each */
   int32_t S_bytes, packet_heads;
-  int32_t keeps_keys; /* of the gradient: f.k */
+  int32_t keeps_rows; /* of the gradient: f.q and f.k */
   int32_t puts;       /* of the kernel that makes packets */
   int32_t n_blocks, per_block, longer; /* a range has per_block chunks, of the first `longer` blocks one more */
 } kr_mamba3_walk_params;

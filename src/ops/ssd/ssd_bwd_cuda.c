@@ -611,6 +611,11 @@ static int32_t make_ssd_bwd_maps(const krait_ctx *ctx, const kr_ssd_bwd_args *a,
 static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
                                const kr_ssd_maker *maker) {
   const int wide = a->N > 64, dtype = a->x.dtype;
+  if (maker && maker->run_inner) {
+    kr_ssd_bwd_params own = *p;
+    KR_TRY(maker->run_inner(ctx, maker->user, &own));
+    return sum_splits(ctx, a, &own);
+  }
   kr_ssd_hopper_bwd_params h = {.q = *p};
   KR_TRY(make_ssd_bwd_maps(ctx, a, &h));
   kr_ssd_hopper_params states = walks_of(ctx, a, p);
@@ -619,11 +624,6 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, c
   kr_ssd_hopper_place(&states, ssd_bwd_columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
   for (states.back = p->has_states; states.back < (states.n_ways == 1 ? 2 : 1); states.back++)
     KR_TRY(kr_ssd_hopper_launch_states(ctx, &states, ssd_bwd_columns_of(a), a->call.stream));
-  if (maker && maker->run_inner) {
-    kr_ssd_bwd_params own = *p;
-    KR_TRY(maker->run_inner(ctx, maker->user, &own));
-    return sum_splits(ctx, a, &own);
-  }
   const kr_grid inner = {.x = (uint32_t)p->n_chunks,
                          .y = (uint32_t)(a->G * p->n_splits),
                          .z = (uint32_t)a->B,
