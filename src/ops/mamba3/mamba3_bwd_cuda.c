@@ -64,8 +64,8 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
 /* Whether dq and dk stay in the kernel that makes them (mamba3_inner.cu). */
 static int has_inner(const krait_ctx *ctx, const kr_mamba3_bwd_params *p) {
   const kr_mamba3_params *const f = &p->f;
-  return f->is_walked && f->N > 64 && f->M > 0 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) && !kr_has(&p->dfinal_states) &&
-         kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
+  return f->is_walked && f->N > 64 && f->M > 0 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) &&
+         !kr_has(&p->dfinal_states) && kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
 }
 
 /* Whether the call is plain or direct, or its ranks are in vectors; its tiles then. */
@@ -232,9 +232,8 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
                                        .M = f->M,
                                        .packet_bytes = f->packet_bytes};
   kr_mamba3_walk_params back = g->walk;
-  back.f.x = (kr_view){.data = p->f.dout.data,
-                       .dtype = g->type,
-                       .stride = {p->f.dout.b, p->f.dout.t, p->f.dout.h, p->f.dout.n}};
+  back.f.x = (kr_view){
+      .data = p->f.dout.data, .dtype = g->type, .stride = {p->f.dout.b, p->f.dout.t, p->f.dout.h, p->f.dout.n}};
   back.f.z = (kr_view){.data = NULL};
   back.S = p->M, back.S_bytes = 2 * KR_SSD_HOPPER_TILE, back.spoilt = p->f.spoilt;
   KR_TRY(kr_mamba3_launch_walk_back(ctx, &back, g->type, g->ssd_bwd.call.stream));

@@ -9,8 +9,8 @@
  * key changes, a share of its angles' gradient (psi), is made of the rounded numbers that were multiplied: what a pair
  * of tokens gives to angles that turn both cancels exactly.
  *   kr_mamba3_inner        all of this
- *   kr_mamba3_inner_rows   of heads that met NaN or infinity, queries and keys in memory: these heads are computed again
- *                          token by token (redo_nonfinite in ssd_bwd_cuda.c)
+ *   kr_mamba3_inner_rows   of heads that met NaN or infinity, queries and keys in memory: these heads are computed
+ *                          again token by token (redo_nonfinite in ssd_bwd_cuda.c)
  *   kr_mamba3_inner_again  their dq and dk, which are then in memory, onto dB and dC, and all else that comes of
  *                          them */
 #include "../ssd/ssd_hopper_inner.cuh"
@@ -134,13 +134,11 @@ KR_DEV void turn_rows_back(float (&d)[N / 2], const unsigned char *turns, const 
   }
 }
 
-/* A warp's sums of columns over its 16 tokens. */
-KR_DEV void leave_columns(const float (&d)[N / 2], const lanes &me, int n_states, float *to) {
-  float v[N / 4];
+/* Sums of M values over a warp's eight rows of lanes, of which a lane keeps M / 8: its bits 4, 3 and 2 say which. */
+template <int M>
+KR_DEV void fold_rows(const lanes &me, float (&v)[M]) {
 #pragma unroll
-  for (int i = 0; i < N / 4; i++) v[i] = d[4 * (i >> 1) + (i & 1)] + d[4 * (i >> 1) + 2 + (i & 1)];
-#pragma unroll
-  for (int half = N / 8, lane = 16; lane >= 4; half >>= 1, lane >>= 1) {
+  for (int half = M / 2, lane = 16; lane >= 4; half >>= 1, lane >>= 1) {
     const int is_high = (me.lane & lane) != 0;
 #pragma unroll
     for (int i = 0; i < half; i++) {
@@ -148,6 +146,14 @@ KR_DEV void leave_columns(const float (&d)[N / 2], const lanes &me, int n_states
       v[i] = kept + kr_shuffle_xor(given, lane);
     }
   }
+}
+
+/* A warp's sums of columns over its 16 tokens. */
+KR_DEV void leave_columns(const float (&d)[N / 2], const lanes &me, int n_states, float *to) {
+  float v[N / 4];
+#pragma unroll
+  for (int i = 0; i < N / 4; i++) v[i] = d[4 * (i >> 1) + (i & 1)] + d[4 * (i >> 1) + 2 + (i & 1)];
+  fold_rows<N / 4>(me, v);
   const int first = N / 2 * (me.lane >> 4 & 1) + N / 4 * (me.lane >> 3 & 1) + N / 8 * (me.lane >> 2 & 1) + 2 * me.q;
 #pragma unroll
   for (int j = 0; j < N / 64; j++)
@@ -195,8 +201,7 @@ KR_DEV void leave_shares(const kr_mamba3_inner_params &w, const place &at, int h
   float columns[2 * TURNING];
 #pragma unroll
   for (int k = 0; k < TURNING; k++) {
-    const kr_float4 &of_query = of_queries[k],
-                    of_key = *((const kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread);
+    const kr_float4 &of_query = of_queries[k], of_key = *((const kr_float4 *)(shared + PSI_AT) + 128 * k + me.thread);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int m = 8 * k + 4 * i; /* and me.q further; M is a multiple of 4 */
@@ -206,16 +211,7 @@ KR_DEV void leave_shares(const kr_mamba3_inner_params &w, const place &at, int h
       if (has_high && m < w.M) high[m] = b;
     }
   }
-#pragma unroll
-  for (int half = TURNING, lane = 16; lane >= 4; half >>= 1, lane >>= 1) {
-    const int is_high = (me.lane & lane) != 0;
-#pragma unroll
-    for (int i = 0; i < half; i++) {
-      const float kept = kr_select(is_high, columns[i + half], columns[i]),
-                  given = kr_select(is_high, columns[i], columns[i + half]);
-      columns[i] = kept + kr_shuffle_xor(given, lane);
-    }
-  }
+  fold_rows<2 * TURNING>(me, columns);
   const int m = 4 * (4 * (me.lane >> 4 & 1) + 2 * (me.lane >> 3 & 1) + (me.lane >> 2 & 1)) + me.q;
   if (first < f.L && m < w.M) w.later[(unit * spans + first / KR_MAMBA3_SPAN) * w.M + m] = columns[0];
 }
@@ -345,12 +341,7 @@ KR_DEV void give(const kr_mamba3_inner_params &w3, const place &at, const lanes 
     start_sum<64>(X + TILE, inner, d, 1);
     scale_factor(w, sized ? into[0] : into[0] * size[0], sized ? into[1] : into[1] * size[1]);
     start_sum<N>(M, w, dk, 0);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const float passed = sized ? 1.0f : given_size(steps, me.row + 8 * r);
-      inputs[r] = add_row(given[r] + inputs[r] + after[r]) * (sized ? size[r] : 1.0f);
-      given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]);
-    }
+    sum_given<has_sizes<PLAIN>()>(me, steps, size, given, after, inputs);
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
     if (me.q == 0) {
 #pragma unroll
@@ -386,12 +377,7 @@ KR_DEV void give(const kr_mamba3_inner_params &w3, const place &at, const lanes 
       }
     }
     kr_sync_at<256>(W_BARRIER);
-    kr_wgmma_begin();
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-      kr_wgmma_step<N, half_type, 1, 1>(dk, kr_mn_major(base + W_AT + k * KR_MN_STEP_BYTES, TILE),
-                                        kr_mn_major(base + Q_AT + k * KR_MN_STEP_BYTES, TILE), 1);
-    kr_wgmma_commit();
+    start_turned_sum(base + W_AT, base + Q_AT, dk);
     kr_wgmma_wait<N, 0>(dk);
 #pragma unroll
     for (int k = 0; k < TURNING; k++)
@@ -493,8 +479,7 @@ KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_rows(const kr_mam
         if (2 * m >= f.N) continue;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          const kr_float2 v =
-              biased_pair(i ? w.B : w.C, i ? w.B_bias : w.C_bias, own.b, h, own.g, t, m, f.N);
+          const kr_float2 v = biased_pair(i ? w.B : w.C, i ? w.B_bias : w.C_bias, own.b, h, own.g, t, m, f.N);
           ((uint32_t *)(i ? w.rows_k : w.rows_q))[place] =
               pack(kr_fma(by.v[0], v.v[0], -(by.v[1] * v.v[1])), kr_fma(by.v[1], v.v[0], by.v[0] * v.v[1]));
         }

@@ -1,5 +1,5 @@
-/* mamba3_turn.cuh: shared by Mamba 3's kernels on warpgroups: a head's biases, and queries or keys from B or C in shared
- * memory by rotations of a packet (mamba3_walk_params.h). */
+/* mamba3_turn.cuh: shared by Mamba 3's kernels on warpgroups: a head's biases, and queries or keys from B or C in
+ * shared memory by rotations of a packet (mamba3_walk_params.h). */
 #ifndef KR_MAMBA3_TURN_CUH
 #define KR_MAMBA3_TURN_CUH
 

@@ -309,7 +309,8 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
   const lanes whole = lanes_of(kr_thread());
   const sources from = sources_of(w, t, maps);
   const float D = p.Dvec.data ? get(p.Dvec, t.h * p.Dvec.stride[0]) : 0.0f;
-  const int n_turning = (p.M + 31) / 32, has_gate = p.z.data != nullptr, keeps = w.S != nullptr, has_rows = keeps && w.keeps_rows;
+  const int n_turning = (p.M + 31) / 32, has_gate = p.z.data != nullptr, keeps = w.S != nullptr,
+            has_rows = keeps && w.keeps_rows;
   float s[N / 2];
   int spoilt = 0;
   if (whole.thread == KEYS_COPIER) copy_keys(from, t, t.first, base);
@@ -359,9 +360,9 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     if (has_gate) kr_barrier_await(base + GATE_FULL, parity_of(use, 1));
     if (keeps) {
       leave_gate(me, y, shared + Z_AT, shared + Y_AT);
+      kr_show_to_copies(); /* before the stores, which it would wait for */
       write_output(w, p.out, t, c, me, shared + Y_AT);
       if (w.dz.data) write_output(w, w.dz, t, c, me, shared + Z_AT);
-      kr_show_to_copies();
     } else {
       put_output(has_gate, me, y, shared + Z_AT, shared + Y_AT);
     }

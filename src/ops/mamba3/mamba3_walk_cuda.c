@@ -7,8 +7,9 @@
 static const kr_kernel carry_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_carry"),
                        packets_kernel = {"mamba3_packets", "kr_mamba3_packets"},
                        again_kernel = {"mamba3_packets", "kr_mamba3_walk_again"},
-                       walk_kernel[3] = {
-                           {NULL, NULL}, {"mamba3_walk_f16", "kr_mamba3_walk"}, {"mamba3_walk_bf16", "kr_mamba3_walk"}},
+                       walk_kernel[3] = {{NULL, NULL},
+                                         {"mamba3_walk_f16", "kr_mamba3_walk"},
+                                         {"mamba3_walk_bf16", "kr_mamba3_walk"}},
                        back_kernel[3] = {{NULL, NULL},
                                          {"mamba3_walk_f16", "kr_mamba3_walk_back"},
                                          {"mamba3_walk_bf16", "kr_mamba3_walk_back"}};

@@ -270,12 +270,7 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, const lanes &whole
     start_sum<N>(M, w, dB, 1);
     kr_barrier_await(base + FULL + 8 * (next % STAGES), parity_of(next, STAGES));
     start_tile(next_x, next_x + TILE, xy);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const float passed = sized ? 1.0f : given_size(steps, me.row + 8 * r);
-      inputs[r] = add_row(given[r] + inputs[r] + after[r]) * (sized ? size[r] : 1.0f);
-      given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]);
-    }
+    sum_given<has_sizes<KIND>()>(me, steps, size, given, after, inputs);
     if (me.q == 0) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -324,12 +319,7 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, const lanes &whole
   }
   if (whole.thread == 0) kr_stores_read<0>();
   kr_sync_at<256>(ALL_BARRIER);
-  kr_wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    kr_wgmma_step<N, half_type, 1, 1>(dB, kr_mn_major(base + W_AT + k * KR_MN_STEP_BYTES, TILE),
-                                      kr_mn_major(base + C_AT + k * KR_MN_STEP_BYTES, TILE), 1);
-  kr_wgmma_commit();
+  start_turned_sum(base + W_AT, base + C_AT, dB);
   kr_wgmma_wait<N, 0>(dB);
   kr_sync_at<256>(ALL_BARRIER);
   store_matrix(p, at, whole, p.dB, p.sum_B, own, dB);

@@ -98,8 +98,8 @@ KR_DEV void drop_others(const lanes &me, const chunk_steps &s, float (&v)[32]) {
   const float own[2] = {s.segment[me.row], s.segment[me.row + 8]};
 #pragma unroll
   for (int i = 0; i < 16; i++)
-    v[16 * HALF + i] = s.segment[32 * HALF + 8 * (i >> 2) + 2 * me.q + (i & 1)] == own[i >> 1 & 1] ? v[16 * HALF + i]
-                                                                                                   : 0.0f;
+    v[16 * HALF + i] =
+        s.segment[32 * HALF + 8 * (i >> 2) + 2 * me.q + (i & 1)] == own[i >> 1 & 1] ? v[16 * HALF + i] : 0.0f;
 }
 
 /* First warpgroup: 32 columns of W and of what rows take from pairs. xy becomes W's increment; its diagonal is added to
@@ -113,9 +113,9 @@ KR_DEV void add_half(const lanes &me, const chunk_steps &s, float (&xy)[32], con
   for (int i = 0; MASKED && i < 16; i++)
     if ((i >> 2 & 1) == (i >> 1 & 1))
       own[i >> 1 & 1] += 8 * (i >> 2) + (i & 1) == diagonal + 8 * (i >> 1 & 1) &&
-                     (KIND != PACKED || s.segment[me.row + 8 * (i >> 1 & 1)] >= 0)
-                 ? xy[16 * HALF + i]
-                 : 0.0f;
+                                 (KIND != PACKED || s.segment[me.row + 8 * (i >> 1 & 1)] >= 0)
+                             ? xy[16 * HALF + i]
+                             : 0.0f;
   kr_float2 from[4];
   values_of_columns<HALF>(s.from, me, from);
 #pragma unroll
@@ -149,7 +149,9 @@ KR_DEV void add_pairs(const lanes &me, const chunk_steps &s, float (&xy)[32], co
 
 /* Whether P^T includes step sizes and D on its diagonal: in bfloat16, whose range allows both. */
 template <int KIND>
-KR_DEV constexpr int has_sizes() { return KIND == PLAIN && KR_DTYPE == 2; }
+KR_DEV constexpr int has_sizes() {
+  return KIND == PLAIN && KR_DTYPE == 2;
+}
 /* Whether sums of n values as these stay in float16's range, in any order. */
 KR_DEV int sums_stay_in_range(const float (&e)[8], int n) {
   const float most = 65504.0f / (float)n;
@@ -198,8 +200,7 @@ KR_DEV void weigh_half(const lanes &me, const chunk_steps &s, const float (&xy)[
 }
 template <int KIND>
 KR_DEV void weigh_pairs(const lanes &me, const chunk_steps &s, const float (&xy)[32], const float (&BC)[32],
-                        uint32_t (&w)[16], float (&given)[2], float (&own)[2], const float (&D)[2],
-                        int last_rank) {
+                        uint32_t (&w)[16], float (&given)[2], float (&own)[2], const float (&D)[2], int last_rank) {
   given[0] = given[1] = own[0] = own[1] = 0;
   if (me.warp < 2) {
     weigh_half<KIND, 0, 1>(me, s, xy, BC, w, given, own, D, last_rank);
@@ -286,6 +287,29 @@ KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
   kr_wgmma_commit();
 }
 
+/* Starts d += A^T F over two tiles of 64 rows and N columns, asynchronously. */
+KR_DEV void start_turned_sum(uint32_t A, uint32_t F, float (&d)[N / 2]) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    kr_wgmma_step<N, half_type, 1, 1>(d, kr_mn_major(A + k * KR_MN_STEP_BYTES, TILE),
+                                      kr_mn_major(F + k * KR_MN_STEP_BYTES, TILE), 1);
+  kr_wgmma_commit();
+}
+
+/* Sums over rows of what tokens give: to later ones in the chunk and behind it, and both with their own; given and
+ * after are replaced. size: of the tokens, by which sums with step sizes (SIZED) have been multiplied. */
+template <int SIZED>
+KR_DEV void sum_given(const lanes &me, const chunk_steps &s, const float (&size)[2], float (&given)[2],
+                      float (&after)[2], float (&inputs)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const float passed = SIZED ? 1.0f : given_size(s, me.row + 8 * r);
+    inputs[r] = add_row(given[r] + inputs[r] + after[r]) * (SIZED ? size[r] : 1.0f);
+    given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]);
+  }
+}
+
 /* The sums of dy x of tokens, each on one lane of its row. */
 KR_DEV void leave_diagonal(const kr_ssd_bwd_params &p, const place &at, const slot &s, const lanes &me,
                            const float (&own)[2]) {
@@ -302,8 +326,7 @@ KR_DEV void leave_diagonal(const kr_ssd_bwd_params &p, const place &at, const sl
 KR_DEV kr_float4 before_these(const lanes &me, int j, const float (&CB)[32]) {
   kr_float4 v;
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    v.v[i] = 8 * j + 2 * me.q + (i & 1) < me.row + 8 * (i >> 1) ? CB[4 * j + i] : 0.0f;
+  for (int i = 0; i < 4; i++) v.v[i] = 8 * j + 2 * me.q + (i & 1) < me.row + 8 * (i >> 1) ? CB[4 * j + i] : 0.0f;
   return v;
 }
 

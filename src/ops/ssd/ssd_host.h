@@ -98,7 +98,8 @@ static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && 
 
 /* Who makes, for a gated call's gradient on warpgroups and before step sizes and D are read, dy before the gate as
  * forward's output, dz, and S, the states before chunks in shared-memory layout. spoilt: as kr_ssd_params.spoilt, of
- * its own. run_inner, or absent: in place of the walk back and of the kernel that takes chunk by chunk; it may give p groups of heads, with dB, dC and the memory of splits' sums as these have them. */
+ * its own. run_inner, or absent: in place of the walk back and of the kernel that takes chunk by chunk; it may give p
+ * groups of heads, with dB, dC and the memory of splits' sums as these have them. */
 typedef struct kr_ssd_maker {
   int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
   const void *user;
