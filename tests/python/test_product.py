@@ -162,6 +162,27 @@ def test_products_on_a_gpu(precision):
 
 
 @pytest.mark.skipif("cuda" not in conftest.DEVICES, reason="no GPU")
+@pytest.mark.parametrize("a_turned, w_turned", [(False, False), (True, True)])
+@pytest.mark.parametrize("kind", ["alike", "outliers", "magnitudes", "rows apart", "not finite"])
+def test_rounded_products_on_a_gpu(kind, a_turned, w_turned):
+    """Where a call may be rounded to 11 bits: of a size that tiles of float16 take on an H100 or H200, which no random call of the checker has."""
+    is_finite = kind != "not finite"
+    a, w = _spread((1153, 1001), kind, "cuda"), _spread((1002, 1001), "alike" if kind == "rows apart" else kind, "cuda")
+    if not is_finite:
+        a[3, 5], a[7, 1], w[9, 30], w[11, 2] = float("inf"), float("nan"), -float("inf"), 1e37
+    call, out = Call(module.GEMM), torch.zeros(1153, 1002, device="cuda")
+    tensors = _stored(a, a_turned), _stored(w, w_turned).t(), None, None, out
+    call.pack(tensors, module._TF32)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert call.implementation(place(a)) == "hopper_tiles_tf32"
+    call.run(tensors)
+    wide, sizes = a.double() @ w.t().double(), a.abs().double() @ w.t().abs().double()
+    kept = wide.isfinite() & sizes.isfinite()
+    assert (out.isnan() >= wide.isnan()).all() and out[kept].isfinite().all()
+    assert ((out - wide).abs() / sizes)[kept].max() < 2e-3
+
+
+@pytest.mark.skipif("cuda" not in conftest.DEVICES, reason="no GPU")
 def test_float32_that_is_not_finite():
     device = "cuda"
     a, w = torch.randn(640, 512, device=device), torch.randn(768, 512, device=device)
