@@ -7,6 +7,7 @@
     bench_peers.py host [--device cuda|cpu]   overhead of a Python call over the C call, tiny tensors
     bench_peers.py language-models FILE.gguf ...  on a CPU, beside llama.cpp (the package xllamacpp)
     bench_peers.py denoiser WEIGHTS
+    bench_peers.py train-lm [--module Mamba|Mamba2]  steps of mamba_ssm's language models, with torch's loss and krait's
     bench_peers.py train-step|train-module
 
 Operators: `krait bench`'s time of each tier and of the peer: PyTorch (cuDNN, FlashAttention-2, cuBLAS, torch.compile)
@@ -644,9 +645,41 @@ def train_module():
                                                                              ", ".join("%s %.2f" % one for one in spent.items())))
 
 
+def train_lm():
+    """Tokens a second of training mamba-130m and mamba2-130m (float32 parameters, autocast, AdamW), by the mamba_ssm that is imported: on a GPU B 8, L 1024."""
+    from mamba_ssm.models.config_mamba import MambaConfig
+    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+    from krait.ops import cross_entropy
+    batch, length, width, layers, vocabulary, steps = (8, 1024, 768, 24, 50277, 15) if options.device == "cuda" else (1, 64, 64, 2, 101, 3)
+    wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    for layer in [options.module] if options.module else ["Mamba", "Mamba2"]:
+        for name, loss_of in (("F.cross_entropy", F.cross_entropy), ("krait.ops.cross_entropy", cross_entropy)):
+            torch.manual_seed(0)
+            config = MambaConfig(d_model=width, n_layer=layers, vocab_size=vocabulary, ssm_cfg={"layer": "Mamba1" if layer == "Mamba" else layer}, rms_norm=True, residual_in_fp32=True, fused_add_norm=True)
+            model, ids = MambaLMHeadModel(config, device=options.device), torch.randint(0, vocabulary, (batch, length + 1), device=options.device)
+            optimiser, losses = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=options.device == "cuda"), []
+
+            def step():
+                with torch.autocast(options.device, torch.bfloat16):
+                    losses.append(loss_of(model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten()))
+                losses[-1].backward()
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+            times = []
+            for _ in range(4):  # the first one prepares
+                wait()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                wait()
+                times.append((time.perf_counter() - start) / steps)
+            results["%s, %s" % (layer, name)] = best = statistics.median(times[1:])
+            print("%-8s %-24s %.2f ms a step, %.0f tokens/s, losses %.4f to %.4f" % (layer, name, 1e3 * best, batch * length / best, losses[0].item(), losses[-1].item()))
+
+
 def main():
     global options
-    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, modules, memory, host, language_models, denoiser, train_step, train_module)}
+    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, modules, memory, host, language_models, denoiser, train_lm, train_step, train_module)}
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="\n".join(__doc__.splitlines()[1:]), formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=jobs)
     p.add_argument("files", nargs="*", help="denoiser: a safetensors file with its configuration; language-models: GGUF files")
