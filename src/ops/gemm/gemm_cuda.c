@@ -319,7 +319,7 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 /* The narrowest only where K lies along both factors. */
-static const tile_cost hopper_tiles[] = {{64, 1, 0.3, 1.1},
+static const tile_cost hopper_tiles[] = {{64, 1, 0.34, 1.2},
                                          {256, 1, 1, 1.4},
                                          {192, 1, 0.8, 1.25},
                                          {128, 1, 0.68, 1.1},
