@@ -118,7 +118,7 @@ int cmd_verify(int argc, char **argv) {
       "WEIGHTS GOLDEN",
       "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
       "and prints the error of each output against the recorded one. WEIGHTS is a file, the folder of "
-      "a language model or of SeedVR's models, or 'builtin' or 'streaming'. Exit status: 0 within "
+      "a language model, of Mobile-VideoGPT or of SeedVR's models, or 'builtin' or 'streaming'. Exit status: 0 within "
       "tolerance, 1 not within tolerance, 2 could not run.",
       options,
       CLI_N(options),

@@ -212,6 +212,7 @@ static int32_t open_parts(kr_model_folder *f, const char *path) {
     const unsigned char *bytes = kr_weights_file(f->files[0], &n);
     return kr_gguf_config(bytes, n, f->path, &f->config);
   }
+  if (f->config) return open_model_folder_weights(f);
   char *config = kr_model_folder_file(f->path, "config.json");
   if (!config && is_folder(f->path))
     return kr_fail(KRAIT_ERR_FILE_OPEN, "%s: there is no config.json in it; give a model's folder or a GGUF file",
@@ -223,8 +224,14 @@ static int32_t open_parts(kr_model_folder *f, const char *path) {
 }
 
 int32_t kr_model_folder_open(const char *path, kr_model_folder **out) {
+  return kr_model_folder_open_configured(path, NULL, out);
+}
+
+int32_t kr_model_folder_open_configured(const char *path, json_t *config, kr_model_folder **out) {
   kr_model_folder *f = *out = kr_zalloc(sizeof *f);
+  if (!f) json_decref(config);
   KR_CHECK(f, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  f->config = config;
   const int32_t status = open_parts(f, path);
   if (status < 0) kr_model_folder_close(out);
   return status;

@@ -13,6 +13,8 @@ typedef struct kr_model_folder kr_model_folder;
  * pytorch_model.bin; or the file at path, or if it is one part of a model, all of the folder that it is in. Tensors
  * keep their stored type; an index must agree with its files. */
 int32_t kr_model_folder_open(const char *path, kr_model_folder **folder);
+/* The same without config.json, which need not be there; config, an object, is taken over, whether it opens or not. */
+int32_t kr_model_folder_open_configured(const char *path, json_t *config, kr_model_folder **folder);
 void kr_model_folder_close(kr_model_folder **folder);
 
 const json_t *kr_model_folder_config(const kr_model_folder *folder); /* an object */

@@ -1,17 +1,26 @@
 /* verify.c: a language model by prompts in one pass, in steps, and continued greedily, several at once, too; VideoMamba
- * by clips. Which of them it is follows from the golden file. */
+ * by clips; Mobile-VideoGPT by images and its video tower's tokens. The golden file says which of them it is. */
 #include "verify.h"
 
+#include <jansson.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "alloc.h"
+#include "ctx_memory.h"
 #include "lm/lm.h"
 #include "model_kind.h"
 #include "status.h"
+#include "videogpt/videogpt_parts.h"
 #include "videomamba/videomamba.h"
+#include "view.h"
 
-enum { MOST_TOGETHER = 64, FIRST = 4 }; /* FIRST: tokens read at once before steps */
+enum {
+  MOST_TOGETHER = 64,
+  FIRST = 4,   /* tokens read at once before steps */
+  IMAGE = -200 /* stands for an image in Mobile-VideoGPT's prompts */
+};
 
 typedef struct verifying {
   const kr_weights *golden;
@@ -199,6 +208,200 @@ static int32_t verify_video(const krait_ctx *ctx, const char *path, const verify
   return status;
 }
 
+/* ---- Mobile-VideoGPT ---- */
+
+typedef struct verifying_film {
+  const krait_ctx *ctx;
+  kr_videogpt_parts parts;
+  char *rows;   /* in the context's memory, (n,d): zero but for the video's, which begin at row n_before */
+  int32_t *ids; /* (n), the video's -1 */
+  int64_t n, n_before, d;
+} verifying_film;
+
+/* n values, recorded, or as two rows of integers: value (i,j) is ((rows[i] columns[j]) mod 251 - 125) / 64. */
+static int32_t take_values(const verifying *v, const char *name, const char *rows, const char *columns, int64_t n,
+                           float **values) {
+  const kr_weight *whole = recorded(v, "", name, 0), *u = recorded(v, "", rows, 1), *w = recorded(v, "", columns, 1);
+  const int64_t n_rows = u ? n_of(u) : 0;
+  const int is_formula = n_rows && w && n % n_rows == 0 && n / n_rows == n_of(w);
+  KR_CHECK(whole ? n_of(whole) == n : is_formula, KRAIT_ERR_WEIGHTS,
+           "the golden file needs %lld values of golden.%s, or golden.%s and golden.%s of a table of so many",
+           (long long)n, name, rows, columns);
+  *values = kr_alloc_array((size_t)n, sizeof **values);
+  KR_CHECK(*values, KRAIT_ERR_NO_MEMORY, "no memory for golden.%s", name);
+  if (whole) return memcpy(*values, whole->data, (size_t)n * sizeof **values), KRAIT_OK;
+  for (int64_t i = 0; i < n; i++)
+    (*values)[i] = (float)((int64_t)id_of(u, i / n_of(w)) * id_of(w, i % n_of(w)) % 251 - 125) / 64;
+  return KRAIT_OK;
+}
+
+/* The recorded prompt, with the video's rows in place of its images. */
+static int32_t take_film_prompt(const verifying *v, verifying_film *f) {
+  const kr_weight *input = recorded(v, "", "input_ids", 1);
+  const int64_t n_input = n_of(input), n_images = KR_VIDEOGPT_IMAGES;
+  int64_t n_found = 0;
+  for (int64_t i = 0; i < n_input; i++)
+    if (id_of(input, i) == IMAGE && n_found++ == 0) f->n_before = i;
+  int is_right = n_found == n_images && n_input < 1 << 20 && id_of(input, f->n_before + n_images - 1) == IMAGE;
+  f->n = n_input - n_images + KR_VIDEOGPT_ROWS;
+  f->ids = is_right ? kr_alloc_array((size_t)f->n, sizeof *f->ids) : NULL;
+  KR_CHECK(!is_right || f->ids, KRAIT_ERR_NO_MEMORY, "no memory for a prompt");
+  for (int64_t i = 0; is_right && i < f->n; i++) {
+    const int64_t after = i - f->n_before - KR_VIDEOGPT_ROWS;
+    const int is_text = i < f->n_before || after >= 0;
+    f->ids[i] = is_text ? id_of(input, i < f->n_before ? i : f->n_before + n_images + after) : -1;
+    is_right = !is_text || (f->ids[i] >= 0 && f->ids[i] < v->V);
+  }
+  KR_CHECK(is_right, KRAIT_ERR_WEIGHTS,
+           "golden.input_ids must be tokens from 0 to %lld around %d times %d, together, for the video",
+           (long long)v->V - 1, KR_VIDEOGPT_IMAGES, IMAGE);
+  return KRAIT_OK;
+}
+
+static int32_t add_film_rows(const verifying *v, const verifying_film *f, const char *name, int64_t from, int64_t n) {
+  const kr_weight *embeds = recorded(v, "", "inputs_embeds", 0);
+  const int32_t dtype = kr_lm_dtype(v->lm);
+  const uint64_t bytes = (uint64_t)(n * f->d) * krait_dtype_bytes(dtype);
+  const kr_view stored = {.data = kr_alloc_array((size_t)bytes, 1), .dtype = dtype};
+  float *got = kr_alloc_array((size_t)(n * f->d), sizeof *got);
+  int32_t status = stored.data && got ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a video's rows");
+  const int64_t start = (f->n_before + from) * f->d;
+  if (status >= 0)
+    status = kr_mem_read(f->ctx, stored.data, f->rows + (size_t)start * krait_dtype_bytes(dtype), bytes);
+  if (status >= 0) {
+    for (int64_t i = 0; i < n * f->d; i++) got[i] = (float)kr_get(&stored, i);
+    add_row(v, "", name, got, (const float *)embeds->data + start, n * f->d);
+  }
+  kr_free(stored.data), kr_free(got);
+  return status;
+}
+
+static void add_choice(const verifying *v, const double *scores, const int32_t *chosen) {
+  const kr_weight *want_scores = recorded(v, "", "scores", 0), *want = recorded(v, "", "selected", 1);
+  float scores32[KR_VIDEOGPT_IMAGES], got[KR_VIDEOGPT_T], places[KR_VIDEOGPT_T];
+  for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) scores32[i] = (float)scores[i];
+  if (want_scores && n_of(want_scores) == KR_VIDEOGPT_IMAGES)
+    add_row(v, "", "scores", scores32, want_scores->data, KR_VIDEOGPT_IMAGES);
+  if (!want || n_of(want) != KR_VIDEOGPT_T) return;
+  for (int i = 0; i < KR_VIDEOGPT_T; i++)
+    got[i] = (float)(chosen[i] % KR_VIDEOGPT_CHUNK), places[i] = (float)id_of(want, i);
+  add_row(v, "", "selected", got, places, KR_VIDEOGPT_T);
+}
+
+/* The video's rows of the prompt. */
+static int32_t verify_look(const verifying *v, const verifying_film *f, const float *images, const float *tokens) {
+  kr_videogpt *m = f->parts.model;
+  const uint64_t bytes = (1 + KR_VIDEOGPT_T * KR_VIDEOGPT_PATCHES) * (uint64_t)kr_videogpt_width(m) * sizeof *tokens;
+  char *const film = f->rows + (size_t)(f->n_before * f->d) * krait_dtype_bytes(kr_lm_dtype(v->lm));
+  double scores[KR_VIDEOGPT_IMAGES];
+  int32_t chosen[KR_VIDEOGPT_T];
+  float *tokens_at = NULL;
+  KR_TRY(kr_videogpt_look(m, images, film, scores, chosen));
+  KR_TRY(kr_mem_get(f->ctx, "the video tower's tokens", bytes, &tokens_at));
+  int32_t status = kr_mem_put(f->ctx, tokens_at, tokens, bytes);
+  if (status >= 0) status = kr_videogpt_watch(m, tokens_at, film);
+  if (status >= 0) add_choice(v, scores, chosen);
+  if (status >= 0) status = add_film_rows(v, f, "context", 0, KR_VIDEOGPT_CONTEXT_ROWS);
+  if (status >= 0) status = add_film_rows(v, f, "video", KR_VIDEOGPT_CONTEXT_ROWS, KR_VIDEOGPT_VIDEO_ROWS);
+  kr_mem_free(f->ctx, tokens_at);
+  return status;
+}
+
+/* The recorded answer is read token by token; each of its tokens must be the likeliest one. logits: (n of answer,V). */
+static int32_t verify_answer(const verifying *v, const verifying_film *f, const kr_weight *answer, float *logits) {
+  const kr_weight *first = recorded(v, "", "prefill_logits_last", 0), *steps = recorded(v, "", "step_logits", 0);
+  const int64_t n = n_of(answer);
+  float *both = kr_alloc_array((size_t)(2 * n), sizeof *both), *got = both, *want = both + n;
+  int32_t status = both ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for an answer");
+  if (status >= 0) status = check_logits(v, first, 1);
+  if (status >= 0) status = check_logits(v, steps, n);
+  if (status >= 0) status = kr_lm_prefill(v->lm, 0, f->ids, f->rows, f->n, 0, logits);
+  for (int64_t t = 0; t < n && status >= 0; t++) {
+    const int32_t id = id_of(answer, t);
+    got[t] = (float)take_likeliest(logits + t * v->V, v->V), want[t] = (float)id;
+    if (t + 1 < n) status = kr_lm_step(v->lm, 1, &(int32_t){0}, &id, logits + (t + 1) * v->V, NULL);
+  }
+  if (status >= 0 && first) add_row(v, "", "logits", logits, first->data, v->V);
+  if (status >= 0 && steps) add_row(v, "", "steps", logits, steps->data, n * v->V);
+  if (status >= 0) add_row(v, "", "greedy", got, want, n);
+  kr_free(both);
+  return status;
+}
+
+static int32_t verify_film(const verifying *v, verifying_film *f) {
+  const kr_weight *answer = recorded(v, "", "generated", 1), *embeds = recorded(v, "", "inputs_embeds", 0);
+  const int64_t side = kr_videogpt_side(f->parts.model), width = kr_videogpt_width(f->parts.model);
+  float *images = NULL, *tokens = NULL, *logits = NULL;
+  f->d = kr_videogpt_d(f->parts.model);
+  KR_TRY(take_film_prompt(v, f));
+  KR_CHECK(n_of(embeds) == f->n * f->d, KRAIT_ERR_WEIGHTS, "golden.inputs_embeds must be of %lld rows of %lld",
+           (long long)f->n, (long long)f->d);
+  KR_CHECK(!answer || (n_of(answer) >= 1 && n_of(answer) < 1 << 16), KRAIT_ERR_WEIGHTS,
+           "golden.generated must be of 1 to 65535 tokens");
+  KR_TRY(kr_mem_get(f->ctx, "the prompt's rows", (uint64_t)(f->n * f->d) * krait_dtype_bytes(kr_lm_dtype(v->lm)),
+                    &f->rows));
+  int32_t status =
+      take_values(v, "context_images", "image_u", "image_w", KR_VIDEOGPT_IMAGES * 3 * side * side, &images);
+  if (status >= 0)
+    status = take_values(v, "video_tokens", "video_u", "video_w", (1 + KR_VIDEOGPT_T * KR_VIDEOGPT_PATCHES) * width,
+                         &tokens);
+  if (status >= 0) status = verify_look(v, f, images, tokens);
+  kr_free(images), kr_free(tokens);
+  if (status < 0 || !answer) return status;
+  logits = kr_alloc_array((size_t)(n_of(answer) * v->V), sizeof *logits);
+  KR_CHECK(logits, KRAIT_ERR_NO_MEMORY, "no memory for the logits of an answer");
+  status = verify_answer(v, f, answer, logits);
+  kr_free(logits);
+  return status;
+}
+
+/* A file of weights may have the configurations of the language model and of CLIP in its metadata (docs/GOLDEN.md), and
+ * the recording the one key that is in neither. NULL: it has not. */
+static json_t *recorded_config(const verifying *v, const kr_weights *weights) {
+  const char *text = kr_weights_metadata(weights, "config"), *best = kr_weights_metadata(v->golden, "topK");
+  json_t *parts = text ? json_loads(text, 0, NULL) : NULL, *of_text = json_object_get(parts, "qwen"),
+         *config = json_is_object(of_text) ? json_deep_copy(of_text) : NULL;
+  const int failed = config && (json_object_set_new(config, "model_type", json_string("MobileVideoGPT_qwen")) |
+                                json_object_set_new(config, "topK", json_boolean(!best || strcmp(best, "True") == 0)) |
+                                json_object_set(config, "vision_config", json_object_get(parts, "clip")));
+  json_decref(parts);
+  if (!failed) return config;
+  json_decref(config);
+  return NULL;
+}
+
+static int is_file(const char *path) {
+  struct stat info;
+  return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+static int32_t open_videogpt_folder(const verifying *v, const char *path, kr_model_folder **folder) {
+  kr_weights *weights = NULL;
+  json_t *config = NULL;
+  if (is_file(path)) {
+    KR_TRY(kr_weights_open(path, &weights));
+    config = recorded_config(v, weights);
+    kr_weights_close(&weights);
+  }
+  return kr_model_folder_open_configured(path, config, folder);
+}
+
+static int32_t verify_videogpt(const krait_ctx *ctx, const char *path, verifying *v) {
+  verifying_film f = {.ctx = ctx};
+  kr_model_folder *folder = NULL;
+  KR_TRY(open_videogpt_folder(v, path, &folder));
+  int32_t status = kr_lm_open(ctx, folder, 1, 0, &v->lm);
+  if (status >= 0) v->V = kr_lm_config_of(v->lm)->V;
+  if (status >= 0) status = kr_videogpt_parts_open_towerless(ctx, folder, path, v->lm, &f.parts);
+  if (status >= 0) status = verify_film(v, &f);
+  kr_videogpt_parts_close(&f.parts);
+  kr_mem_free(ctx, f.rows);
+  kr_free(f.ids);
+  kr_lm_close(&v->lm);
+  kr_model_folder_close(&folder);
+  return status;
+}
+
 int32_t kr_verify_model(const krait_ctx *ctx, const char *model, const char *golden_path, krait_verify_result *rows,
                         int32_t n_rows, int32_t *n_filled, int *is_known) {
   kr_weights *golden = NULL;
@@ -209,9 +412,11 @@ int32_t kr_verify_model(const krait_ctx *ctx, const char *model, const char *gol
   if (opened < 0) return stat(model, &info) == 0 && S_ISDIR(info.st_mode) ? opened : KRAIT_OK;
   verifying v = {.golden = golden, .rows = rows, .n_rows = n_rows, .n_filled = n_filled};
   const int is_language = recorded(&v, "", "input_ids", 1) && recorded(&v, "", "logits", 0);
+  const int is_film = recorded(&v, "", "input_ids", 1) && recorded(&v, "", "inputs_embeds", 0);
   const int is_video = recorded(&v, "", "input", 0) != NULL;
-  *is_known = is_language || is_video;
+  *is_known = is_language || is_film || is_video;
   const int32_t status = is_language ? verify_language(ctx, model, &v)
+                         : is_film   ? verify_videogpt(ctx, model, &v)
                          : is_video  ? verify_video(ctx, model, &v)
                                      : KRAIT_OK;
   kr_weights_close(&golden);

@@ -1,4 +1,4 @@
-/* verify.h: recorded results of language models and of VideoMamba (docs/GOLDEN.md). */
+/* verify.h: recorded results of language models, VideoMamba and Mobile-VideoGPT (docs/GOLDEN.md). */
 #ifndef KR_VERIFY_H
 #define KR_VERIFY_H
 

@@ -42,7 +42,7 @@ static int32_t open_video_tower(kr_videogpt_parts *p, const krait_ctx *ctx, cons
   return status;
 }
 
-static int32_t check_parts(const kr_videogpt_parts *p, const char *path, int64_t width) {
+static int32_t check_video_tower(const kr_videogpt_parts *p, const char *path) {
   const kr_videomamba_config *c = kr_videomamba_config_of(p->video);
   const int64_t edge = kr_patch_grid_edge(&c->grid);
   KR_CHECK(c->T == KR_VIDEOGPT_T && edge == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(p->model), KRAIT_ERR_WEIGHTS,
@@ -50,22 +50,29 @@ static int32_t check_parts(const kr_videogpt_parts *p, const char *path, int64_t
            "%d x %d, and width %lld",
            path, (long long)c->T, (long long)edge, (long long)edge, (long long)c->D, KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE,
            KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(p->model));
-  KR_CHECK(kr_videogpt_d(p->model) == width, KRAIT_ERR_WEIGHTS,
-           "%s: its projectors have rows of %lld, its language model requires %lld", path,
-           (long long)kr_videogpt_d(p->model), (long long)width);
   return KRAIT_OK;
 }
 
-int32_t kr_videogpt_parts_open(const krait_ctx *ctx, const kr_model_folder *folder, const char *path, const kr_lm *lm,
-                               kr_videogpt_parts *p) {
+int32_t kr_videogpt_parts_open_towerless(const krait_ctx *ctx, const kr_model_folder *folder, const char *path,
+                                         const kr_lm *lm, kr_videogpt_parts *p) {
+  const int64_t d = kr_lm_config_of(lm)->d;
   kr_videogpt_source source = {.folder = folder, .rows_dtype = kr_lm_dtype(lm)};
   *p = (kr_videogpt_parts){0};
   KR_CHECK(kr_model_folder_find(folder, own_tensor), KRAIT_ERR_WEIGHTS,
            "%s has no tensor '%s': it is a language model, not Mobile-VideoGPT", path, own_tensor);
   KR_TRY(open_clip_source(p, path, &source));
   KR_TRY(kr_videogpt_open(ctx, &source, &p->model));
+  KR_CHECK(kr_videogpt_d(p->model) == d, KRAIT_ERR_WEIGHTS,
+           "%s: its projectors have rows of %lld, its language model requires %lld", path,
+           (long long)kr_videogpt_d(p->model), (long long)d);
+  return KRAIT_OK;
+}
+
+int32_t kr_videogpt_parts_open(const krait_ctx *ctx, const kr_model_folder *folder, const char *path, const kr_lm *lm,
+                               kr_videogpt_parts *p) {
+  KR_TRY(kr_videogpt_parts_open_towerless(ctx, folder, path, lm, p));
   KR_TRY(open_video_tower(p, ctx, folder, path));
-  return check_parts(p, path, kr_lm_config_of(lm)->d);
+  return check_video_tower(p, path);
 }
 
 void kr_videogpt_parts_close(kr_videogpt_parts *p) {

@@ -18,6 +18,9 @@ typedef struct kr_videogpt_parts {
  * failure. */
 int32_t kr_videogpt_parts_open(const krait_ctx *ctx, const kr_model_folder *folder, const char *path, const kr_lm *lm,
                                kr_videogpt_parts *parts);
+/* The same without the video tower: its tokens come from elsewhere. */
+int32_t kr_videogpt_parts_open_towerless(const krait_ctx *ctx, const kr_model_folder *folder, const char *path,
+                                         const kr_lm *lm, kr_videogpt_parts *parts);
 void kr_videogpt_parts_close(kr_videogpt_parts *parts);
 
 #endif
