@@ -104,6 +104,8 @@ def read_sum(text, lets):
         if name in lets:
             terms += [(times * t, sizes, when) for t, sizes, when in lets[name]]
         else:
+            if name.count("*") > 1:
+                raise Bad("'%s' has more than two factors" % name)
             terms.append((times, tuple(name.split("*")) if name else (), NONE))
     if not terms:
         raise Bad("'%s' is not a size" % text)

@@ -61,7 +61,6 @@ typedef struct krait_causal_conv1d_args {
   krait_tensor out;            /* (B,D,L) type of x; may be x itself (same strides) */
   krait_tensor final_states;   /* (B,D,W-1) or absent: the last W-1 inputs */
 } krait_causal_conv1d_args;
-
 KRAIT_API int32_t krait_causal_conv1d(const krait_ctx *ctx, const krait_causal_conv1d_args *args);
 
 typedef struct krait_causal_conv1d_bwd_args {
@@ -76,7 +75,6 @@ typedef struct krait_causal_conv1d_bwd_args {
   krait_tensor dbias;                                    /* (D) */
   krait_tensor dinitial_states;                          /* (B,D,W-1) */
 } krait_causal_conv1d_bwd_args;
-
 KRAIT_API int32_t krait_causal_conv1d_bwd(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args);
 
 /* L new tokens per sequence against a running state of the last S >= W-1 inputs. Without cache_seqlens the state
@@ -94,7 +92,6 @@ typedef struct krait_causal_conv1d_update_args {
                                       one of n_states or more is refused on the CPU and treated as negative on a GPU */
   krait_tensor out;                /* (B,D,L); may be x itself */
 } krait_causal_conv1d_update_args;
-
 KRAIT_API int32_t krait_causal_conv1d_update(const krait_ctx *ctx, const krait_causal_conv1d_update_args *args);
 
 /* The last state_len inputs of each packed sequence, right-aligned, zero-padded on the left. */
@@ -104,7 +101,6 @@ typedef struct krait_causal_conv1d_varlen_states_args {
   krait_tensor cu_seqlens; /* (S+1) int32, from 0 to at most total (padding follows), not decreasing */
   krait_tensor states;     /* (S,D,state_len) type of x, written */
 } krait_causal_conv1d_varlen_states_args;
-
 KRAIT_API int32_t krait_causal_conv1d_varlen_states(const krait_ctx *ctx,
                                                     const krait_causal_conv1d_varlen_states_args *args);
 
@@ -146,7 +142,6 @@ typedef struct krait_selective_scan_args {
   krait_tensor states;     /* (B,D,N,n_kept) float32 / complex64 or absent: the state before each 8th step of the
                               direction, for the gradient; not with seq_idx, cu_seqlens or KRAIT_SCAN_BOTH */
 } krait_selective_scan_args;
-
 KRAIT_API int32_t krait_selective_scan(const krait_ctx *ctx, const krait_selective_scan_args *args);
 
 /* The forward states are recomputed, from those before each 8th step if the forward call stored them. */
@@ -165,7 +160,6 @@ typedef struct krait_selective_scan_bwd_args {
   krait_tensor dA_reverse;
   krait_tensor states; /* as forward, or absent: only saves time */
 } krait_selective_scan_bwd_args;
-
 KRAIT_API int32_t krait_selective_scan_bwd(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args);
 
 /* ==== mamba_inner (the inside of a Mamba-1 block) ============================================================
@@ -195,7 +189,6 @@ typedef struct krait_mamba_inner_args {
   krait_tensor B_norm_weight, C_norm_weight; /* (N) or absent; not with complex A */
   krait_tensor out;                          /* (B,L,M), or (B,D,L) with M == 0; any activation type */
 } krait_mamba_inner_args;
-
 KRAIT_API int32_t krait_mamba_inner(const krait_ctx *ctx, const krait_mamba_inner_args *args);
 
 /* The forward call stores nothing: everything except the output projection is recomputed. */
@@ -215,7 +208,6 @@ typedef struct krait_mamba_inner_bwd_args {
   krait_tensor dDvec, ddelta_bias; /* (D) float32 */
   krait_tensor dB_proj_bias, dC_proj_bias, ddt_norm_weight, dB_norm_weight, dC_norm_weight;
 } krait_mamba_inner_bwd_args;
-
 KRAIT_API int32_t krait_mamba_inner_bwd(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args);
 
 /* ==== SSD (Mamba 2: Dao & Gu 2024, "Transformers are SSMs") ==================================================
@@ -254,7 +246,6 @@ typedef struct krait_ssd_args {
   krait_tensor final_states;   /* (B,H,P,N) float32 or absent: after the last token of the direction */
   krait_tensor varlen_states;  /* (S,H,P,N) float32 or absent */
 } krait_ssd_args;
-
 KRAIT_API int32_t krait_ssd(const krait_ctx *ctx, const krait_ssd_args *args);
 
 /* The forward states are recomputed, the forward call stores nothing; varlen_states have no gradient. */
@@ -274,7 +265,6 @@ typedef struct krait_ssd_bwd_args {
   krait_tensor ddt_bias;        /* (H) float32 */
   krait_tensor dinitial_states; /* (B,H,P,N) float type */
 } krait_ssd_bwd_args;
-
 KRAIT_API int32_t krait_ssd_bwd(const krait_ctx *ctx, const krait_ssd_bwd_args *args);
 
 /* ==== Mamba 3 (Lahoti et al. 2026, arXiv 2603.15569) ==========================================================
@@ -316,7 +306,6 @@ typedef struct krait_mamba3_args {
   krait_tensor final_angles, final_states; /* as initial, float32, or absent */
   krait_tensor final_B, final_x;     /* as initial, or absent */
 } krait_mamba3_args;
-
 KRAIT_API int32_t krait_mamba3(const krait_ctx *ctx, const krait_mamba3_args *args);
 
 /* The forward call stores nothing. */
@@ -331,7 +320,6 @@ typedef struct krait_mamba3_bwd_args {
   krait_tensor dx, dlog_decay, ddt, dtrap, dB, dC, dB_bias, dC_bias, dangles, dDvec, dz, dmimo_x, dmimo_z, dmimo_o,
       dnorm_weight, dinitial_angles, dinitial_states, dinitial_B, dinitial_x; /* like inputs; parameters': float32 */
 } krait_mamba3_bwd_args;
-
 KRAIT_API int32_t krait_mamba3_bwd(const krait_ctx *ctx, const krait_mamba3_bwd_args *args);
 
 /* One token for each of B sequences, from states that are read and written; n_states is at least B unless
@@ -350,8 +338,18 @@ typedef struct krait_mamba3_step_args {
   krait_tensor state_batch_indices;  /* (B) int32 or absent, as for state_update */
   krait_tensor out;                  /* (B,H,P), without mimo_o (B,RH,P); type of x */
 } krait_mamba3_step_args;
-
 KRAIT_API int32_t krait_mamba3_step(const krait_ctx *ctx, const krait_mamba3_step_args *args);
+
+/* What the scan takes of a token's columns: dt = softplus(dt_raw + dt_bias), log_decay = -max(act(A_raw), A_floor) dt,
+ * where act(v) is 1 + v from 0 on and 1 / (1 - v) below, or with KRAIT_MAMBA3_SOFTPLUS_A softplus(v). */
+#define KRAIT_MAMBA3_SOFTPLUS_A 8u
+typedef struct krait_mamba3_decay_args {
+  krait_call call;
+  float A_floor;
+  int32_t reserved;
+  krait_tensor dt_raw, A_raw, dt_bias, dt, log_decay; /* (R,H) but dt_bias: (H) or absent; dt, log_decay float32 */
+} krait_mamba3_decay_args;
+KRAIT_API int32_t krait_mamba3_decay(const krait_ctx *ctx, const krait_mamba3_decay_args *args);
 
 /* ==== gated delta rule (Yang et al. 2024; with key_decay Kimi Delta Attention) =================================
  * k' = k / sqrt(sum k^2 + eps), q' = q / sqrt(sum q^2 + eps) / sqrt Dk of key head h / (H / Hk), or with
@@ -375,7 +373,6 @@ typedef struct krait_gated_delta_rule_args {
   krait_tensor out;            /* (B,L,H,Dv) type of q */
   krait_tensor final_states;   /* (B,H,Dk,Dv) float32 or absent */
 } krait_gated_delta_rule_args;
-
 KRAIT_API int32_t krait_gated_delta_rule(const krait_ctx *ctx, const krait_gated_delta_rule_args *args);
 
 /* One decode step: dt = dt + dt_bias, softplus if requested; state = exp(dt A) state + dt B x; out = sum_n C state + D
@@ -394,7 +391,6 @@ typedef struct krait_state_update_args {
                                        more is refused on the CPU and treated as negative on a GPU */
   krait_tensor out;                 /* (B,H,P) type of x */
 } krait_state_update_args;
-
 KRAIT_API int32_t krait_state_update(const krait_ctx *ctx, const krait_state_update_args *args);
 
 /* ==== mamba2_inner (a Mamba-2 block) =========================================================================
@@ -435,7 +431,6 @@ typedef struct krait_mamba2_inner_args {
   krait_tensor y;               /* (B,L,HP) type of x, or absent; not without norm_weight */
   krait_tensor gated;           /* (B,L,F + HP) type of x, or absent; not with M == 0 */
 } krait_mamba2_inner_args;
-
 KRAIT_API int32_t krait_mamba2_inner(const krait_ctx *ctx, const krait_mamba2_inner_args *args);
 
 /* zxbcdt, xBC, y and gated are those of the forward call; absent ones are recomputed. */
@@ -454,8 +449,44 @@ typedef struct krait_mamba2_inner_bwd_args {
   krait_tensor dDvec; /* (H,P); where Dvec's stride along P is 0 (H,1), the sums over P */
   krait_tensor dnorm_weight, dout_proj_weight, dout_proj_bias, dinitial_states; /* like their inputs */
 } krait_mamba2_inner_bwd_args;
-
 KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args);
+
+/* ==== mamba3_inner (a Mamba-3 block) =========================================================================
+ * columns = in_proj_weight x, or x with K == 0: z (HP), x (HP), B (RGN), C (RGN), dt (H), A (H), trap (H), angles (M);
+ * dt, log_decay = mamba3_decay of dt, A and dt_bias; each N of B and C is divided by its RMS and multiplied by B_norm,
+ * C_norm; y = mamba3 of these, with z and the angles for all heads; out = out_proj_weight y, or y with D == 0. Flags:
+ * KRAIT_MAMBA3_HALVES, KRAIT_MAMBA3_SOFTPLUS_A. Tensors between steps have x's type, but dt and log_decay, which are
+ * float32. K: columns of x, 0 without in_proj_weight; D: 0 without out_proj_weight. R is 1 without mimo_o. */
+typedef struct krait_mamba3_inner_args {
+  krait_call call;
+  int64_t P, G, M;                     /* 0 where the shapes say it */
+  float A_floor, BC_eps, eps;          /* BC_eps: of the norms of B and C, eps: of that of norm_weight */
+  int32_t reserved;
+  krait_tensor x, in_proj_weight;      /* (B,L,K) and (columns, K), or (B,L,columns) and absent with K == 0 */
+  krait_tensor dt_bias, B_norm, C_norm, B_bias, C_bias, Dvec; /* (H) or absent, (N) twice, as for mamba3 */
+  krait_tensor mimo_x, mimo_z, mimo_o, norm_weight;           /* as for mamba3 */
+  krait_tensor out_proj_weight;        /* (D,HP); absent with D == 0 */
+  krait_tensor initial_angles, initial_states, initial_B, initial_x, cu_seqlens; /* as for mamba3 */
+  krait_tensor out;                    /* (B,L,D), or (B,L,HP) with D == 0; any activation type */
+  krait_tensor final_angles, final_states, final_B, final_x; /* as for mamba3 */
+  krait_tensor columns, BC, dt, log_decay, y; /* (B,L,columns), (B,L,2RGN): behind the norms, (B,L,H) float32 twice,
+                                                 (B,L,HP); each or absent: stored for the gradient. y not with D == 0 */
+} krait_mamba3_inner_args;
+KRAIT_API int32_t krait_mamba3_inner(const krait_ctx *ctx, const krait_mamba3_inner_args *args);
+
+/* columns, BC, dt, log_decay and y are those of the forward call; absent ones are recomputed. */
+typedef struct krait_mamba3_inner_bwd_args {
+  krait_call call; /* flags as forward, and what follows, but out, of which dout is the gradient */
+  int64_t P, G, M;
+  float A_floor, BC_eps, eps;
+  int32_t reserved;
+  krait_tensor x, in_proj_weight, dt_bias, B_norm, C_norm, B_bias, C_bias, Dvec, mimo_x, mimo_z, mimo_o, norm_weight,
+      out_proj_weight, initial_angles, initial_states, initial_B, initial_x, cu_seqlens, columns, BC, dt, log_decay, y;
+  krait_tensor dout, dfinal_angles, dfinal_states, dfinal_B, dfinal_x; /* like their tensors; all but dout or absent */
+  krait_tensor dx, din_proj_weight, ddt_bias, dB_norm, dC_norm, dB_bias, dC_bias, dDvec, dmimo_x, dmimo_z, dmimo_o,
+      dnorm_weight, dout_proj_weight, dinitial_angles, dinitial_states, dinitial_B, dinitial_x; /* like their inputs */
+} krait_mamba3_inner_bwd_args;
+KRAIT_API int32_t krait_mamba3_inner_bwd(const krait_ctx *ctx, const krait_mamba3_inner_bwd_args *args);
 
 /* ==== attention (Vaswani et al. 2017; Dao 2023, "FlashAttention-2") ===========================================
  * Of sequence b, query head h with key head h / (H / Hk), query i of nq and key j of nk:
@@ -505,7 +536,6 @@ typedef struct krait_attention_args {
   krait_tensor out;                  /* (B,Lq,H,Dv) or (1,Lq,H,Dv) type of q */
   krait_tensor lse;                  /* (B,H,Lq) or (1,H,Lq) float32, or absent */
 } krait_attention_args;
-
 KRAIT_API int32_t krait_attention(const krait_ctx *ctx, const krait_attention_args *args);
 
 /* P is recomputed from lse; memory is O(L). Rows of k and v that no query sees have gradient 0. No pages, cache
@@ -527,7 +557,6 @@ typedef struct krait_attention_bwd_args {
   krait_tensor dk, dv;   /* like k, v */
   krait_tensor dsinks;   /* (H) */
 } krait_attention_bwd_args;
-
 KRAIT_API int32_t krait_attention_bwd(const krait_ctx *ctx, const krait_attention_bwd_args *args);
 
 /* Rotary embedding (Su et al. 2021) of the first 2R of D features: of pair r, (x1, x2) becomes (x1 cos - x2 sin, x1 sin
@@ -545,7 +574,6 @@ typedef struct krait_rotary_args {
   krait_tensor cu_seqlens; /* (B+1) int32, from 0 to L, or absent */
   krait_tensor out;        /* like x; may be x itself */
 } krait_rotary_args;
-
 KRAIT_API int32_t krait_rotary(const krait_ctx *ctx, const krait_rotary_args *args);
 
 /* Writes L new keys and values per sequence after the existing cache_seqlens[b], into a cache as krait_attention reads
@@ -562,7 +590,6 @@ typedef struct krait_attention_append_args {
   krait_tensor v_cache;         /* (Bk,Lk,Hk,Dv) type of k_cache */
   krait_tensor seqused;         /* (B) int32 or absent, written */
 } krait_attention_append_args;
-
 KRAIT_API int32_t krait_attention_append(const krait_ctx *ctx, const krait_attention_append_args *args);
 
 /* ==== norms ==================================================================================================
@@ -663,7 +690,6 @@ typedef struct krait_pointwise_args {
   krait_tensor x, y; /* (I,J,K,N) any float type; either may be absent */
   krait_tensor out;  /* (I,J,K,N) any float type; may be x or y itself (same strides and type) */
 } krait_pointwise_args;
-
 KRAIT_API int32_t krait_pointwise(const krait_ctx *ctx, const krait_pointwise_args *args);
 
 /* out[m] = sum of x[r,m] over r: the gradient of a bias added to every row. */
@@ -672,7 +698,6 @@ typedef struct krait_sum_rows_args {
   krait_tensor x;   /* (R,M) any float type */
   krait_tensor out; /* (M) any float type */
 } krait_sum_rows_args;
-
 KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
 
 /* ==== convolutions over (B,H,W,C), channels last =============================================================
@@ -884,7 +909,6 @@ typedef struct krait_gather_rows_args {
                          as negative on a GPU */
   krait_tensor out;   /* (R,M) any float type */
 } krait_gather_rows_args;
-
 KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_rows_args *args);
 
 /* out[r] = the first m with the largest x[r,m]; NaN is ignored, and a row of only NaN gives 0. */
@@ -893,7 +917,6 @@ typedef struct krait_argmax_rows_args {
   krait_tensor x;   /* (R,M) any float type */
   krait_tensor out; /* (R) int32 */
 } krait_argmax_rows_args;
-
 KRAIT_API int32_t krait_argmax_rows(const krait_ctx *ctx, const krait_argmax_rows_args *args);
 
 /* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: 8-bit weights in blocks of
@@ -907,7 +930,6 @@ typedef struct krait_gemm_q8_args {
   krait_tensor bias;    /* (N) any float type, or absent */
   krait_tensor out;     /* (M,N) any activation type */
 } krait_gemm_q8_args;
-
 KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
 
 /* out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]: 4-bit weights in super-blocks of 256 inputs, 36 words each (q4_K):
@@ -920,7 +942,6 @@ typedef struct krait_gemm_q4k_args {
   krait_tensor bias;    /* (N) any float type, or absent */
   krait_tensor out;     /* (M,N) any activation type */
 } krait_gemm_q4k_args;
-
 KRAIT_API int32_t krait_gemm_q4k(const krait_ctx *ctx, const krait_gemm_q4k_args *args);
 
 /* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without dt_proj of Mamba-2, whose
@@ -961,7 +982,6 @@ typedef struct krait_mamba_decode_args {
                                        one of n_states or more is refused on the CPU and treated as negative on a GPU */
   krait_tensor out;                 /* (B,D) float32 */
 } krait_mamba_decode_args;
-
 KRAIT_API int32_t krait_mamba_decode(const krait_ctx *ctx, const krait_mamba_decode_args *args);
 
 #ifdef __cplusplus

@@ -221,7 +221,7 @@ static kr_tensor begin_graph_backward(kr_back *b, kr_tensor t, kr_back_target *t
   target->add = met(flow_of(b, t), &box) || (flow_of(b, t)->zeroed && !box.exact);
   note_part(b, t);
   spread_sum s;
-  if (spread && can == CAN_SUM && !target->add && kr_graph_dtype(b->g, t) == KRAIT_F32)
+  if (spread && can == CAN_SUM && !target->add)
     return target->at = find_spread(b, t, &s) < 0
                             ? 0
                             : kr_graph_expand(b->g, in_gradient(b, s.place), kr_graph_dims(b->g, t));

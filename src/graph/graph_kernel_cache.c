@@ -8,6 +8,7 @@
 
 #include "alloc.h"
 #include "graph_parts.h"
+#include "graph_rewrite.h"
 #include "graph_runner.h"
 #include "status.h"
 
@@ -180,6 +181,21 @@ kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const kr_view *vi
   const kr_tensor own = kr_graph_temp(g, view->dtype, dims);
   kr_graph_pointwise(g, name, (kr_pointwise_args){.x_scale = 1}, t, 0, own);
   return own;
+}
+
+/* Through a copy if its tokens are not rows of one matrix. */
+void kr_graph_use_kept(kr_graph *g, const void *args, const kr_view *view, const char *name, kr_tensor t) {
+  const kr_dims dims = kr_graph_dims(g, t);
+  kr_tensor kept = t ? kr_graph_argument(g, args, view, KR_IN, name, dims) : 0;
+  if (!kept) return;
+  if (!kr_graph_can_reshape(g, kept, KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]))) {
+    const kr_tensor rows = kr_graph_temp(g, view->dtype, dims);
+    kr_graph_pointwise(g, name, (kr_pointwise_args){.x_scale = 1}, kept, 0, rows);
+    if (kr_graph_status(g) < 0) return;
+    kr_graph_move_last(g, 0);
+    kept = rows;
+  }
+  kr_graph_read_instead(g, t, kept);
 }
 
 static void *argument_of(const kr_graph *g, size_t storage, const void *args) {

@@ -30,9 +30,10 @@ static kr_view *place_of_sum(const kr_node *node, int which, void *args) {
   return &((kr_add_norm_bwd_args *)args)->dresidual_out;
 }
 
-/* The SSD's gradient of one D for all channels of a head is their sum. */
-static int adds_up_itself(const kr_op *op, size_t offset) {
-  return op == &kr_op_ssd && offset == offsetof(kr_ssd_bwd_args, dDvec);
+/* The SSD's gradient of one D for all channels of a head is their sum, Mamba 3's of one angle for all heads theirs. */
+static int adds_up_itself(const kr_graph *g, const kr_op *op, size_t offset, kr_tensor of) {
+  if (op == &kr_op_mamba3) return offset == offsetof(kr_mamba3_bwd_args, dangles);
+  return op == &kr_op_ssd && offset == offsetof(kr_ssd_bwd_args, dDvec) && kr_graph_dtype(g, of) == KRAIT_F32;
 }
 
 static void record_gradient_op(kr_back *b, const kr_node *node) {
@@ -57,7 +58,7 @@ static void record_gradient_op(kr_back *b, const kr_node *node) {
       kr_view *const sum = place_of_sum(node, i, args);
       kr_back_target *const target = &targets[n_targets];
       const kr_tensor at = sum                                ? kr_back_begin_adding(b, of, target)
-                           : adds_up_itself(node->op, s->offset) ? kr_back_begin_sums(b, of, target)
+                           : of && adds_up_itself(g, node->op, s->offset, of) ? kr_back_begin_sums(b, of, target)
                                                               : kr_back_begin(b, of, target);
       if (sum && targets[n_targets].adding) *sum = kr_graph_view(g, at);
       written[n_targets] = at ? written_as(g, sig, args, i, at) : 0;

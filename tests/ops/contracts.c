@@ -188,6 +188,8 @@ static void fill(const char *op, unsigned char *args) {
         if (sig->tensors[i].tensor_class == KR_CLASS_INDEX) v->dtype = KRAIT_I32;
       }
     if (!strcmp(op, "mamba3_raw_step")) ((kr_mamba3_raw_step_args *)args)->M = 1; /* pairs */
+    kr_mamba3_inner_args *const block = (kr_mamba3_inner_args *)args; /* its gradient's have the same prefix */
+    if (!strncmp(op, "mamba3_inner", 12)) block->M = block->R = 1, block->S = 0;
   }
 }
 
@@ -245,17 +247,17 @@ static const rule rules[] = {
     {"selective_scan", AT(selective_scan, cu_seqlens), PRESENT, KRAIT_I32, SHAPE, "B is 2, must be 1 with cu_seqlens",
      0},
     {"selective_scan", AT(selective_scan, G), SIZE, 3, SHAPE, "G is 3, must be at most 2", 0},
-    VIEW(selective_scan, u, 1), VIEW(selective_scan, delta, 1),
-    VIEW(selective_scan, A, 1), VIEW(selective_scan, Bmat, 1),
-    VIEW(selective_scan, Cmat, 1), VIEW(selective_scan, out, 1),
-    VIEW(selective_scan, Dvec, 0),
-    VIEW(selective_scan, z, 0),
-    VIEW(selective_scan, delta_bias, 0),
-    VIEW(selective_scan, initial_state, 0),
-    VIEW(selective_scan, seq_idx, 0),
-    VIEW(selective_scan, last_state, 0),
+    VIEW(selective_scan, u, 1), VIEW(selective_scan, delta, 1), VIEW(selective_scan, A, 1),
+    VIEW(selective_scan, Bmat, 1), VIEW(selective_scan, Cmat, 1), VIEW(selective_scan, out, 1),
+    VIEW(selective_scan, Dvec, 0), VIEW(selective_scan, z, 0), VIEW(selective_scan, delta_bias, 0),
+    VIEW(selective_scan, initial_state, 0), VIEW(selective_scan, seq_idx, 0), VIEW(selective_scan, last_state, 0),
     {"selective_scan", 0, FLAGS, 64, ARG, "unknown flags 0x40", 0},
     VIEW(mamba3_raw_step, B_norm, 1),
+    VIEW(mamba3_decay_bwd, ddt, 1), LEAST(mamba3_inner, M, 1), VIEW(mamba3_inner_bwd, dout, 1),
+    {"mamba3_inner", AT(mamba3_inner, V), SIZE, 3, SHAPE, "V is 3, must be R G = 2", 0},
+    {"mamba3_inner", AT(mamba3_inner, R), SIZE, 2, ARG, "R is 2 without mimo_o, must be 1", 0},
+    {"mamba3_inner", AT(mamba3_inner, S), SIZE, 1, SHAPE, "S without cu_seqlens is 1", 0},
+    {"mamba3_inner_bwd", AT(mamba3_inner_bwd, initial_x), PRESENT, KRAIT_F32, ARG, "must be given together", 0},
     LEAST(mamba3, B, 0), LEAST(mamba3, H, 1), LEAST(mamba3, R, 1), LEAST(mamba3_step, P, 1),
     {"mamba3", AT(mamba3, R), SIZE, 65, SHAPE, "R is 65, must be at most 64", 0},
     {"mamba3", AT(mamba3, M), SIZE, 2, SHAPE, "N is 2, must be at least 4", 0},
@@ -270,17 +272,8 @@ static const rule rules[] = {
     {"ssd", AT(ssd, varlen_states), PRESENT, KRAIT_F32, ARG, "varlen_states cannot be given without cu_seqlens", 0},
     {"ssd", AT(ssd, cu_seqlens), PRESENT, KRAIT_I32, ARG, "varlen_states must be given", 0},
     {"ssd", AT(ssd, dt_min), SIZE, 0x3f0000003f800000, ARG, "dt_min 1 is above dt_max 0.5", 0},
-    VIEW(ssd, x, 1),
-    VIEW(ssd, dt, 1),
-    VIEW(ssd, A, 1),
-    VIEW(ssd, Bmat, 1),
-    VIEW(ssd, Cmat, 1),
-    VIEW(ssd, out, 1),
-    VIEW(ssd, Dvec, 0),
-    VIEW(ssd, z, 0),
-    VIEW(ssd, dt_bias, 0),
-    VIEW(ssd, initial_states, 0),
-    VIEW(ssd, seq_idx, 0),
+    VIEW(ssd, x, 1), VIEW(ssd, dt, 1), VIEW(ssd, A, 1), VIEW(ssd, Bmat, 1), VIEW(ssd, Cmat, 1), VIEW(ssd, out, 1),
+    VIEW(ssd, Dvec, 0), VIEW(ssd, z, 0), VIEW(ssd, dt_bias, 0), VIEW(ssd, initial_states, 0), VIEW(ssd, seq_idx, 0),
     VIEW(ssd, final_states, 0),
     {"ssd", AT(ssd, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but x is float32", 0},
     {"ssd", 0, FLAGS, 64, ARG, "unknown flags 0x40", 0},

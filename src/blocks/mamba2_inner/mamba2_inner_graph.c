@@ -2,7 +2,6 @@
  * call's scratch; as a reference implementation, on the operators' reference implementations with float64
  * intermediates, or the tensors' 16-bit type, to which the block rounds. */
 #include "graph_kernel_cache.h"
-#include "graph_rewrite.h"
 #include "mamba2_block.h"
 #include "mamba2_inner/mamba2_inner_impls.h"
 #include "block_ops.h"
@@ -94,22 +93,6 @@ static void mamba2_inner_want(recorded *r, const char *name, kr_tensor of, const
   if (at) r->wanted[r->n_wanted++] = (kr_gradient){of, at};
 }
 
-/* Values kept by the forward call are read instead of recomputed, through a copy if their tokens are not rows of one
- * matrix. */
-static void use_kept(recorded *r, const char *name, kr_tensor t, const kr_view *view) {
-  const kr_dims dims = kr_graph_dims(r->g, t);
-  kr_tensor kept = t ? argument(r, view, KR_IN, name, dims) : 0;
-  if (!kept) return;
-  if (!kr_graph_can_reshape(r->g, kept, KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]))) {
-    const kr_tensor rows = kr_graph_temp(r->g, view->dtype, dims);
-    kr_graph_pointwise(r->g, name, (kr_pointwise_args){.x_scale = 1}, kept, 0, rows);
-    if (kr_graph_status(r->g) < 0) return;
-    kr_graph_move_last(r->g, 0);
-    kept = rows;
-  }
-  kr_graph_read_instead(r->g, t, kept);
-}
-
 static void record_mamba2_inner_backward(kr_graph *g, const void *args, int32_t dtype) {
   const bwd_args *d = args;
   recorded r = {.g = g, .args = args};
@@ -127,10 +110,10 @@ static void record_mamba2_inner_backward(kr_graph *g, const void *args, int32_t 
   r.seeds[r.n_seeds++] = (kr_gradient){b->out, argument(&r, &d->dout, KR_IN, "dout", mamba2_inner_out_dims(args))};
   if (dfinal) r.seeds[r.n_seeds++] = (kr_gradient){b->final_states, dfinal};
   kr_graph_backward(g, r.seeds, r.n_seeds, r.wanted, r.n_wanted);
-  if (b->in_proj_weight) use_kept(&r, "zxbcdt", b->zxbcdt, &d->zxbcdt);
-  use_kept(&r, "xBC", b->xBC, &d->xBC);
-  use_kept(&r, "y", b->y, &d->y);
-  if (b->out_proj_weight) use_kept(&r, "gated", b->gated, &d->gated);
+  if (b->in_proj_weight) kr_graph_use_kept(g, args, &d->zxbcdt, "zxbcdt", b->zxbcdt);
+  kr_graph_use_kept(g, args, &d->xBC, "xBC", b->xBC);
+  kr_graph_use_kept(g, args, &d->y, "y", b->y);
+  if (b->out_proj_weight) kr_graph_use_kept(g, args, &d->gated, "gated", b->gated);
 }
 
 KR_GRAPH_IMPL(mamba2_inner_composed, mamba2_inner, record_mamba2_inner_forward, KRAIT_F32, 0)

@@ -81,24 +81,11 @@ typedef struct kr_expert_step_args {
   kr_view out;                    /* (T,M) */
 } kr_expert_step_args;
 
-/* ==== mamba3_decay (time steps and decays of Mamba 3) =====================================================
- * dt = softplus(dt_raw + dt_bias), log_decay = -max(act(A_raw), A_floor) dt. act(v) is 1 + v from 0 on, 1 / (1 - v)
- * below; or with KR_MAMBA3_SOFTPLUS_A softplus(v). */
-#define KR_MAMBA3_SOFTPLUS_A 1u
-
-typedef struct kr_mamba3_decay_args {
-  kr_call call;
-  int64_t R, H;
-  float A_floor;
-  int32_t reserved;
-  kr_view dt_raw, A_raw; /* (R,H) */
-  kr_view dt_bias;       /* (H) or absent */
-  kr_view dt, log_decay; /* (R,H) float32 */
-} kr_mamba3_decay_args;
-
 /* ==== mamba3_raw_step (a token of Mamba 3 from in_proj's columns) =========================================
  * B and C of each group normed (B / rms(B) B_norm), dt and log_decay as of mamba3_decay, then mamba3_step of one rank,
- * with the angles of all heads. KR_MAMBA3_SOFTPLUS_A as there. */
+ * with the angles of all heads. KR_MAMBA3_SOFTPLUS_A: its KRAIT_MAMBA3_SOFTPLUS_A. */
+#define KR_MAMBA3_SOFTPLUS_A 1u
+
 typedef struct kr_mamba3_raw_step_args {
   kr_call call;
   int64_t B, H, P, N, G, M, n_states;

@@ -218,6 +218,26 @@ typedef struct kr_mamba3_step_args {
   kr_view out;
 } kr_mamba3_step_args;
 
+typedef struct kr_mamba3_decay_args {
+  kr_call call;
+  int64_t R, H;
+  float A_floor;
+  int32_t reserved;
+  kr_view dt_raw, A_raw; /* (R,H) */
+  kr_view dt_bias;
+  kr_view dt, log_decay;
+} kr_mamba3_decay_args;
+
+typedef struct kr_mamba3_decay_bwd_args {
+  kr_call call;
+  int64_t R, H;
+  float A_floor;
+  int32_t reserved;
+  kr_view dt_raw, A_raw, dt_bias;
+  kr_view ddt, dlog_decay;
+  kr_view ddt_raw, dA_raw, ddt_bias;
+} kr_mamba3_decay_bwd_args;
+
 typedef struct kr_gated_delta_rule_args {
   kr_call call;
   int64_t B, L, H, Hk, Dk, Dv;
@@ -286,6 +306,37 @@ typedef struct kr_mamba2_inner_bwd_args {
   kr_view dDvec;
   kr_view dnorm_weight, dout_proj_weight, dout_proj_bias, dinitial_states;
 } kr_mamba2_inner_bwd_args;
+
+typedef struct kr_mamba3_inner_args {
+  kr_call call;
+  int64_t B, L, K, H, P, N, G, R, V, M, S, D;
+  float A_floor, BC_eps, eps;
+  int32_t reserved;
+  kr_view x, in_proj_weight, dt_bias, B_norm, C_norm, B_bias, C_bias, Dvec, mimo_x, mimo_z, mimo_o, norm_weight,
+      out_proj_weight;
+  kr_view initial_angles, initial_states, initial_B, initial_x;
+  kr_view cu_seqlens;
+  kr_view out;
+  kr_view final_angles, final_states, final_B, final_x;
+  kr_view columns, BC, dt, log_decay, y;
+} kr_mamba3_inner_args;
+
+typedef struct kr_mamba3_inner_bwd_args {
+  kr_call call;
+  int64_t B, L, K, H, P, N, G, R, V, M, S, D;
+  float A_floor, BC_eps, eps;
+  int32_t reserved;
+  kr_view x, in_proj_weight, dt_bias, B_norm, C_norm, B_bias, C_bias, Dvec, mimo_x, mimo_z, mimo_o, norm_weight,
+      out_proj_weight;
+  kr_view initial_angles, initial_states, initial_B, initial_x;
+  kr_view cu_seqlens;
+  kr_view columns, BC, dt, log_decay, y;
+  kr_view dout;
+  kr_view dfinal_angles, dfinal_states, dfinal_B, dfinal_x;
+  kr_view dx, din_proj_weight, ddt_bias, dB_norm, dC_norm, dB_bias, dC_bias, dDvec, dmimo_x, dmimo_z, dmimo_o,
+      dnorm_weight, dout_proj_weight;
+  kr_view dinitial_angles, dinitial_states, dinitial_B, dinitial_x;
+} kr_mamba3_inner_bwd_args;
 
 typedef struct kr_attention_args {
   kr_call call;

@@ -78,7 +78,7 @@ static void record_decay(const kr_token_builder *r, const kr_lm_mamba3_sizes *s,
   t->dt = kr_graph_temp(r->g, KRAIT_F32, KR_DIMS(r->rows, s->H));
   t->log_decay = kr_graph_temp(r->g, KRAIT_F32, KR_DIMS(r->rows, s->H));
   kr_graph_call(r->g, "decay", &kr_op_mamba3_decay,
-                &(kr_mamba3_decay_args){.call.flags = s->is_A_softplus ? KR_MAMBA3_SOFTPLUS_A : 0,
+                &(kr_mamba3_decay_args){.call.flags = s->is_A_softplus ? KRAIT_MAMBA3_SOFTPLUS_A : 0,
                                         .A_floor = (float)s->A_floor,
                                         .dt_raw = view(r, dt_raw),
                                         .A_raw = view(r, A_raw),
