@@ -390,14 +390,52 @@ def test_one_node(device, config, packed, monkeypatch):
     assert all(grads[key].dtype is torch.bfloat16 and error(key, grads[key], want_grads[key]) < 4e-2 for key in want_grads), {key: error(key, grads[key], want_grads[key]) for key in want_grads}
 
 
-def test_hooks_and_autocast_go_by_parts(device):
-    layer, u = Mamba3(32, d_state=16, headdim=16, device=device), torch.randn(1, 6, 32, device=device)
+def test_hooks_go_by_parts_and_autocast_not(device):
+    torch.manual_seed(0)
+    layer, u = Mamba3(32, d_state=16, headdim=16, device=device), torch.randn(1, 6, 32, device=device, requires_grad=True)
     want, seen = layer(u), []
     handle = layer.out_proj.register_forward_hook(lambda *_: seen.append(1))
     assert error("out", layer(u), want) < 1e-6 and seen
+    with torch.autocast(u.device.type, torch.bfloat16):
+        of_parts = layer(u)
     handle.remove()
     with torch.autocast(u.device.type, torch.bfloat16):
-        assert layer(u).dtype is torch.bfloat16
+        out = layer(u)
+    assert out.dtype is of_parts.dtype is torch.bfloat16 and type(out.grad_fn).__name__ == "_BlockBackward" and error("out", out, of_parts) < 1e-2
+    both = [torch.autograd.grad(o.float().square().sum(), [u, *layer.parameters()]) for o in (out, of_parts)]
+    assert all(a.dtype is torch.float32 and error("grad", a, b) < 3e-2 for a, b in zip(*both))
+
+
+@pytest.mark.parametrize("config", [dict(), dict(ngroups=2), dict(ngroups=2, is_mimo=True, mimo_rank=3, is_outproj_norm=True)], ids=["siso", "groups", "mimo"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_states_of_the_block(device, packed, config):
+    """Initial and final states as one node and by parts, with all gradients."""
+    torch.manual_seed(0)
+    layer = Mamba3(32, d_state=16, headdim=8, device=device, **config)
+    u, cu_seqlens = torch.randn(1 if packed else 3, 11, 32, device=device, requires_grad=True), torch.tensor([0, 4, 4, 11], device=device) if packed else None
+    states = [torch.rand_like(t).requires_grad_() for t in layer.allocate_inference_cache(3, 0)]
+    results = [(out, *last) for out, last in (layer._whole(u, cu_seqlens, states, True), layer._in_parts(u, cu_seqlens, states, True))]
+    weights, wanted = [torch.randn_like(t) for t in results[0]], [u, *states, *layer.parameters()]
+    assert all(error("angle_state" if i == 1 else "", a, b) < 1e-6 for i, (a, b) in enumerate(zip(*results)))
+    grads = [torch.autograd.grad(sum((t * w).sum() for t, w in zip(r, weights)), wanted, allow_unused=True) for r in results]
+    assert all(error("", a, b) < 2e-5 for a, b in zip(*grads)) and len(grads[0]) == len(wanted)
+
+
+@torch.no_grad()
+def test_tokens_in_few_calls(device):
+    """A step's own calls compute what the separate operators do, in every type."""
+    for config in (dict(), dict(ngroups=2, is_mimo=True, mimo_rank=3, is_outproj_norm=True), dict(A_activation="softplus", A_floor=0.5)):
+        for dtype, bound in ((torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
+            torch.manual_seed(0)
+            layer, u = Mamba3(32, d_state=16, headdim=8, device=device, dtype=dtype, **config), torch.randn(3, 32, device=device, dtype=dtype)
+            first = [torch.rand_like(t) for t in layer.allocate_inference_cache(3, 0)]
+            few, parts = [t.clone() for t in first], [t.clone() for t in first]
+            for _ in range(3):
+                out = layer.step(u, *few)[0]
+                handle = layer.B_norm.register_forward_hook(lambda *_: None)
+                want = layer.step(u, *parts)[0]
+                handle.remove()
+                assert all(error(name, a, b) < bound for name, a, b in zip(("", *STATES), (out, *few), (want, *parts)))
 
 
 @pytest.mark.parametrize("config", [dict(), dict(is_mimo=True, mimo_rank=2)], ids=["siso", "mimo"])

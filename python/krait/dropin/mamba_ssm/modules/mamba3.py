@@ -5,7 +5,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from krait._context_parallel import is_active, over_parts, refuse
-from krait.ops import Mamba3Options, Mamba3Weights, apply_linear, heavy_tail, is_plain, mamba3, mamba3_block, mamba3_step, member
+from krait.ops import Mamba3Options, Mamba3Weights, apply_linear, heavy_tail, is_plain, mamba3, mamba3_block, mamba3_step, mamba3_token, member
 from mamba_ssm.modules.mamba2 import initial_dt_bias
 from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
@@ -62,8 +62,9 @@ class Mamba3(nn.Module):
     def _inputs(self, columns):
         """The scan's inputs from in_proj's columns (..., columns): x, log decay, dt, trap, B, C, biases, angles, D, z, the ranks' factors, the norm's weight."""
         z, x, B, C, dt, A, trap, angles = columns.split(self._columns(), dim=-1)
-        dt = F.softplus(dt.to(torch.float32) + self.dt_bias)
-        rate = -_ACTIVATIONS[self.A_activation](A.to(torch.float32)).clamp(min=self.A_floor)
+        kind = torch.promote_types(dt.dtype, torch.float32)
+        dt = F.softplus(dt.to(kind) + self.dt_bias)
+        rate = -_ACTIVATIONS[self.A_activation](A.to(kind)).clamp(min=self.A_floor)
         B, C = [norm(t.unflatten(-1, (-1, self.d_state))) for norm, t in ((self.B_norm, B), (self.C_norm, C))]
         x, z = [t.unflatten(-1, (-1, self.headdim)) for t in (x, z)]
         factors = (self.mimo_x, self.mimo_z, self.mimo_o) if self.is_mimo else (None, None, None)
@@ -78,34 +79,48 @@ class Mamba3(nn.Module):
         states after the last token go into its cache; at an offset the tokens continue from the states there."""
         if is_active() and inference_params is None:
             return self._forward_part(u, cu_seqlens)
-        out = self._whole(u, cu_seqlens) if inference_params is None else None
-        if out is not None:
-            return out
         states = None
         if inference_params is not None:
             states = self._get_states_from_cache(inference_params, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
             if inference_params.seqlen_offset > 0 and u.shape[1] == 1:
                 return self.step(u, *states)[0]
-        inputs = self._inputs(apply_linear(self.in_proj, u))
         initial = states if states is not None and inference_params.seqlen_offset > 0 else None
-        y = mamba3(*inputs, initial_states=initial, cu_seqlens=cu_seqlens, halves=self.is_mimo, eps=self._eps(), return_final_states=states is not None)
-        if states is not None:
-            y, *last = y
-            for state, new in zip(states, last):
-                state.copy_(new)
-        return apply_linear(self.out_proj, y.flatten(2))
+        call = u, cu_seqlens, initial, states is not None
+        out, last = self._whole(*call) or self._in_parts(*call)
+        for state, new in zip(states or (), last or ()):
+            state.copy_(new)
+        return out
 
-    def _whole(self, u, cu_seqlens):
-        """The block as one autograd node; None where a layer must be called as a module (another type, hooks) or its parts separately."""
+    def _in_parts(self, u, cu_seqlens, initial, want_final):
+        """-> (out, the states behind the last tokens or None)."""
+        y = mamba3(*self._inputs(apply_linear(self.in_proj, u)), initial_states=initial, cu_seqlens=cu_seqlens, halves=self.is_mimo, eps=self._eps(),
+                   return_final_states=want_final)
+        y, *last = y if want_final else (y,)
+        return apply_linear(self.out_proj, y.flatten(2)), last
+
+    def _weights(self):
+        """The block's, or None where a layer must be called as a module (another type, hooks)."""
         first, last, B_norm, C_norm = [member(self, name) for name in ("in_proj", "out_proj", "B_norm", "C_norm")]
         norm = member(self, "norm") if self.is_outproj_norm else None
         if not (is_plain(first) and is_plain(last)) or not all([is_plain(n, RMSNormGated) for n in (B_norm, C_norm, norm) if n is not None]):
             return None
         ranks = [member(self, name) for name in ("mimo_x", "mimo_z", "mimo_o")] if self.is_mimo else (None, None, None)
-        weights = Mamba3Weights(
-            member(first, "weight"), member(self, "dt_bias"), member(self, "B_bias"), member(self, "C_bias"), member(B_norm, "weight"), member(C_norm, "weight"),
-            member(self, "D"), *ranks, norm if norm is None else member(norm, "weight"), member(last, "weight"), None if cu_seqlens is None else cu_seqlens.to(torch.int32))
-        return mamba3_block(u, weights, Mamba3Options(self.headdim, self.num_bc_heads, self.A_activation == "softplus", self.A_floor, B_norm.eps, self._eps()))
+        return Mamba3Weights(
+            member(first, "weight"), member(self, "dt_bias"), member(B_norm, "weight"), member(C_norm, "weight"), member(self, "B_bias"), member(self, "C_bias"),
+            member(self, "D"), *ranks, norm if norm is None else member(norm, "weight"), member(last, "weight"))
+
+    def _options(self, want_final=False):
+        return Mamba3Options(self.headdim, self.num_bc_heads, self.A_activation == "softplus", self.A_floor, member(self, "B_norm").eps, self._eps(), want_final)
+
+    def _whole(self, u, cu_seqlens, initial, want_final):
+        """The block as one autograd node, or None."""
+        weights = self._weights()
+        if weights is None:
+            return None
+        if initial is not None or cu_seqlens is not None:
+            weights = weights._replace(cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(torch.int32),
+                                       **dict(zip(("initial_angles", "initial_states", "initial_B", "initial_x"), initial or ())))
+        return mamba3_block(u, weights, self._options(want_final))
 
     def _forward_part(self, u, cu_seqlens):
         """Of tokens that continue another process's."""
@@ -124,7 +139,10 @@ class Mamba3(nn.Module):
         """u (B, d_model) or (B, 1, d_model); the states are updated in place -> (out like u, angle_state, ssm_state, k_state, v_state)."""
         rows = u.squeeze(1) if u.dim() == 3 else u
         assert rows.dim() == 2, "Mamba3.step takes one token at a time, got %s" % (tuple(u.shape),)
-        y = mamba3_step(angle_state, ssm_state, k_state, v_state, *self._inputs(apply_linear(self.in_proj, rows)), halves=self.is_mimo, eps=self._eps())
+        columns, states, weights = apply_linear(self.in_proj, rows), (angle_state, ssm_state, k_state, v_state), self._weights()
+        y = None if weights is None else mamba3_token(columns, weights, self._options(), states)
+        if y is None:
+            y = mamba3_step(*states, *self._inputs(columns), halves=self.is_mimo, eps=self._eps())
         return apply_linear(self.out_proj, y.flatten(1)).view(u.shape), angle_state, ssm_state, k_state, v_state
 
     def allocate_inference_cache(self, batch_size, max_seqlen, device=None, dtype=None, inplace_state=None, **kwargs):
