@@ -9,7 +9,7 @@ from ._context_parallel import active_link, give, run_conv, run_conv_gradient, t
 from ._torch import autocast_dtype, once
 from .ops.mamba2_block import Weights, cast, project_backward, rows_of
 from .ops.norms import GATED_NORM, GATED_NORM_BWD, gated_flags
-from .ops.product import matmul
+from .ops.product import in_shape, matmul
 from .ops.ssd import BACKWARD as SSD_BWD, FORWARD as SSD, flags_of, limits
 
 
@@ -71,7 +71,9 @@ def _forward(link, x, w, o, dtype):
     if w.norm is not None:
         flags, numbers = _norm_of(o, z.shape[-1])
         GATED_NORM.run((rows_of(y), _columns(zx, z, 2 * o.d_mlp), w.norm, None, _columns(gated, y, o.d_mlp)), flags, **numbers)
-    out = gated if w.out_proj is None else matmul(rows_of(gated), cast(w.out_proj, dtype).t(), cast(w.out_bias, dtype)).view(*zx.shape[:2], w.out_proj.shape[0])
+    out = gated
+    if w.out_proj is not None:
+        out = in_shape(matmul(rows_of(gated), cast(w.out_proj, dtype).t(), cast(w.out_bias, dtype)), *zx.shape[:2], w.out_proj.shape[0])
     return out, (zx, before, convolved, state, None if w.norm is None else y, None if w.out_proj is None else gated)
 
 

@@ -11,7 +11,7 @@ from .._call import Call, Operator
 from .._torch import once, zeros_like
 from .attention import BACKWARD, FORWARD, ROTARY
 from .norms import ADD_NORM, ADD_NORM_BWD, GATED_NORM, GATED_NORM_BWD, add_norm
-from .product import matmul, product_in
+from .product import in_shape, matmul, product_in
 
 _POINTWISE = Operator("pointwise", "x y out", x=(0, 4), y=(0, 4), out=(0, 4))
 _RMS, _CAUSAL, _ANY_ORDER, _INVERSE = 1, 1, 4, 2
@@ -89,7 +89,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x, weight, bias):
         joined = _joined((weight,), x.dtype)
         ctx.save_for_backward(x, weight, bias, _kept(joined, (weight,)))
-        return matmul(_rows(x), joined.t(), _joined((bias,), x.dtype)).view(*x.shape[:-1], weight.shape[0])
+        return in_shape(matmul(_rows(x), joined.t(), _joined((bias,), x.dtype)), *x.shape[:-1], weight.shape[0])
 
     @staticmethod
     @once

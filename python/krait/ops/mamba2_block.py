@@ -14,7 +14,7 @@ from torch import Tensor, is_grad_enabled
 from . import composed
 from .._call import ANY, Call, Operator, load, place, signer
 from .._torch import allows_tf32, autocast_dtype, custom_op, is_traced, is_wide, layout, once, zeros_like
-from .product import matmul, product_in
+from .product import in_shape, matmul, product_in
 from .ssd import LEAST
 
 _ONE_OF_HEAD = (1, 2, ANY)  # D may lack the channel axis: one value per head
@@ -281,7 +281,9 @@ def _forward(plan, keep, x, w):
     seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     gated, final, xBC, y = _run_inner(plan.calls[keep], inputs, o, keep)
-    out = gated if w.out_proj is None else matmul(rows_of(cast(gated, dtype)), (w.out_proj if last is None else last).t(), cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
+    out = gated
+    if w.out_proj is not None:
+        out = in_shape(matmul(rows_of(cast(gated, dtype)), (w.out_proj if last is None else last).t(), cast(w.out_bias, dtype)), *plan.shape, w.out_proj.shape[0])
     return out, final, (zx, A, seq_idx, xBC, y, None if w.out_proj is None else gated, first, last)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, is_grad_enabled, mm
 from .._call import Call, Operator, load, place, signer
 from .._torch import allows_tf32, autocast_dtype, is_fake, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
-from .product import GEMM, flags_of, is_much, matmul
+from .product import GEMM, flags_of, in_shape, is_much, matmul
 from .selective_scan import BACKWARD_OF_KEPT as SCAN_BACKWARD, FORWARD_KEEPING as SCAN
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
@@ -290,7 +290,7 @@ def _forward(plan, hidden, w, trains=False):
         u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
         0, 0, 0, 0, y.data_ptr(), 0, _address(states)))
     out = _product(plan, at, "out", y, w.out_proj, turns_b=True) if w.out_bias is None else matmul(y, w.out_proj.t(), w.out_bias)
-    return out.view(*plan.shape[:2], -1), (x, xz, A, bias, u, rows, delta, y, states)
+    return in_shape(out, *plan.shape[:2], out.shape[1]), (x, xz, A, bias, u, rows, delta, y, states)
 
 
 def _backward(plan, kept, w, dout, wanted):

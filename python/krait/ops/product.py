@@ -13,6 +13,7 @@ GEMM = Operator("gemm", "A Bmat bias residual out")
 _FASTER = ("simd_amx_tiles", "hopper_tiles_halves", "hopper_tiles_tf32")  # implementations that are faster than torch
 _TF32 = 1  # KRAIT_GEMM_TF32
 _HAS_OUT_DTYPE = "out_dtype" in (torch.mm.__doc__ or "")
+_unsafe_view = torch.ops.aten._unsafe_view.default
 _calls = {}
 _MOST_CALLS = 1024
 _LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast on a CPU,
@@ -71,6 +72,11 @@ def product_in(dtype, a, b):
     if _HAS_OUT_DTYPE and dtype is torch.float32 and a.is_cuda and a.dtype is not dtype:
         return torch.mm(a, b, out_dtype=dtype)
     return matmul(a, b).to(dtype)
+
+
+def in_shape(rows, *shape):
+    """A product's rows in another shape, and not as a view of them: autograd forbids to change what a node returns in place if it is a view."""
+    return _unsafe_view(rows, shape)
 
 
 class _Linear(torch.autograd.Function):
