@@ -60,23 +60,30 @@ static kr_tensor project_mamba3_in(const mamba3_inner *i) {
   return end_mamba3_rows(i, "columns", rows, b->columns);
 }
 
+/* A norm's weight for every vector of B, or of C; wide, so that the sum over them of its gradient is rounded once. */
+static kr_tensor repeat_norm(const mamba3_inner *i, const char *name, kr_tensor weight) {
+  const int64_t copies = i->R * i->G;
+  if (copies == 1) return weight;
+  kr_tensor wide = weight;
+  if (kr_graph_dtype(i->g, weight) != i->b->wide) {
+    wide = kr_graph_temp(i->g, i->b->wide, KR_DIMS(i->N));
+    copy_mamba3_block(i, name, weight, wide);
+  }
+  const kr_tensor all = kr_graph_temp(i->g, i->b->wide, KR_DIMS(copies, i->N)),
+                  one = kr_graph_reshape(i->g, wide, KR_DIMS(1, i->N));
+  copy_mamba3_block(i, name, kr_graph_expand(i->g, one, KR_DIMS(copies, i->N)), all);
+  return kr_graph_reshape(i->g, all, KR_DIMS(copies * i->N));
+}
+
 /* The vectors (N) of some columns, each normed. */
 static void norm_mamba3_vectors(const mamba3_inner *i, const char *name, kr_tensor from, kr_tensor weight,
                                 kr_tensor to) {
-  const int64_t copies = i->R * i->G;
-  kr_tensor all = weight;
-  if (copies > 1) {
-    all = kr_graph_temp(i->g, kr_graph_dtype(i->g, weight), KR_DIMS(copies, i->N));
-    copy_mamba3_block(
-        i, name, kr_graph_expand(i->g, kr_graph_reshape(i->g, weight, KR_DIMS(1, i->N)), KR_DIMS(copies, i->N)), all);
-    all = kr_graph_reshape(i->g, all, KR_DIMS(copies * i->N));
-  }
   kr_graph_call(i->g, name, &kr_op_gated_norm,
                 &(kr_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS,
                                       .eps = i->b->BC_eps,
                                       .group_size = i->N,
                                       .x = mamba3_block_view(i, mamba3_block_rows(i, from)),
-                                      .weight = mamba3_block_view(i, all),
+                                      .weight = mamba3_block_view(i, repeat_norm(i, name, weight)),
                                       .out = mamba3_block_view(i, mamba3_block_rows(i, to))});
 }
 

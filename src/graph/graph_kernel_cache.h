@@ -23,8 +23,8 @@ kr_tensor kr_graph_argument(kr_graph *g, const void *args, const kr_view *view, 
 /* An input of a gradient: if its elements share memory through a stride of 0, it is a copy, so that each gets its own
  * gradient (not for complex ones). */
 kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const kr_view *view, const char *name, kr_dims dims);
-/* In the graph of a gradient, after kr_graph_backward: where `view` is given, a tensor (B,L,columns) that the forward call
- * stored, it is read instead of t being recomputed. */
+/* In the graph of a gradient, after kr_graph_backward: where `view` is given, a tensor (B,L,columns) that the forward
+ * call stored, it is read instead of t being recomputed. */
 void kr_graph_use_kept(kr_graph *g, const void *args, const kr_view *view, const char *name, kr_tensor t);
 /* The implementation's run and scratch_bytes. */
 int32_t kr_graph_impl_run(const kr_graph_impl *impl, const krait_ctx *ctx, const void *args);
