@@ -352,7 +352,6 @@ KR_DEV void run_step(const kr_attention_step_params &p) {
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, n_warps = WARPS * p.n_parts;
   unsigned char *const ring = shared + warp * n_stages * STAGE + lane * 16;
   unsigned char *const rows = shared + KR_STEP_ROWS_AT(D, n_stages, p.group);
-  kr_launch_dependents();
   kr_keep_all_near(p);
   if (!p.is_known) kr_griddep_wait();
   if (p.n_parts > 1) kr_cluster_starts();
@@ -365,6 +364,7 @@ KR_DEV void run_step(const kr_attention_step_params &p) {
     if (run + s * n_warps < n_runs) copy_run<D>(p, at, kr_shared_at(ring + s * STAGE), run + s * n_warps);
     kr_commit_copies();
   }
+  kr_launch_dependents(); /* not before: the next kernels' weights would stand before the keys in memory's queue */
   head_row<D> row, key;
   value_row<D> value;
   pieces<D> here;
