@@ -158,7 +158,27 @@ const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, i
   if (p.B2.data && (p.M > 1 || p.K > KR_FEW_GATED_WARPS * KR_FEW_RUN))
     return "a gate of two rows, or of more than 2048 inputs";
   return with_conv && !kr_gemm_is_bare_sum(&p) ? "a convolution behind a bias, or columns that are not aligned fours"
-                                             : NULL;
+                                               : NULL;
+}
+
+/* A gated product of one row whose blocks, a run a warp, are all on the device at once: with two runs a warp they take
+ * three quarters of the registers, which leaves the next kernel's blocks room before this one ends. */
+static int is_gated_deep(const krait_ctx *ctx, const kr_gemm_params *p) {
+  enum { WARPS_AT_ONCE = 32 }; /* of a multiprocessor */
+  const int64_t runs = gemm_ceil_div(p->K, KR_FEW_RUN);
+  return p->B.dtype != KRAIT_F32 && runs % 2 == 0 && runs <= 2 * KR_FEW_GATED_DEEP_WARPS &&
+         gemm_ceil_div(p->N, KR_FEW_GROUP) * runs <= WARPS_AT_ONCE * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+}
+
+static int32_t launch_gated_norm(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_m16_params *f, uint64_t tier) {
+  static const kr_kernel kernels[2][3] = {
+      LANES("kr_norm_gemm_one_gated"),
+      {{0}, {"gemm_few_f16", "kr_norm_gemm_one_gated_deep"}, {"gemm_few_bf16", "kr_norm_gemm_one_gated_deep"}}};
+  const int is_deep = is_gated_deep(ctx, &f->params);
+  if (is_deep) f->n_splits /= 2;
+  f->n_groups = kr_groups_of_block(ctx, gemm_ceil_div(f->N, KR_FEW_GROUP), f->n_splits,
+                                   is_deep ? KR_FEW_GATED_DEEP_WARPS : KR_FEW_GATED_WARPS);
+  return launch_lanes(ctx, a, f, kernels[is_deep], tier);
 }
 
 int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_normed *norm, int is_gate,
@@ -166,8 +186,7 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_nor
   static const kr_kernel add[KR_FEW_LANES_ROWS][3] = {LANES("kr_norm_gemm_one"), LANES("kr_norm_gemm_two")},
                          wide[3] = LANES("kr_norm_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][3] = {LANES("kr_gate_gemm_one"), LANES("kr_gate_gemm_two")},
-                         deep[2][3] = {LANES("kr_norm_gemm_one_deep"), LANES("kr_gate_gemm_one_deep")},
-                         gated[3] = LANES("kr_norm_gemm_one_gated");
+                         deep[2][3] = {LANES("kr_norm_gemm_one_deep"), LANES("kr_gate_gemm_one_deep")};
   const kr_gemm_params p = kr_gemm_describe(a);
   const int runs = gemm_ceil_div(p.K, KR_FEW_RUN),
             is_wide = !is_gate && !p.B2.data && is_at_once(&p) && p.N >= FEWEST_WIDE,
@@ -176,8 +195,7 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_nor
   f.norm = *norm, f.conv = *conv;
   f.state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0;
   if (norm->other == a->A.data && norm->other_is_float && a->Bmat.dtype != KRAIT_F32) f.A = NULL; /* a float32 row */
-  if (p.B2.data) f.n_groups = kr_groups_of_block(ctx, gemm_ceil_div(p.N, KR_FEW_GROUP), splits, KR_FEW_GATED_WARPS);
-  if (p.B2.data) return launch_lanes(ctx, a, &f, gated, tier);
+  if (p.B2.data) return launch_gated_norm(ctx, a, &f, tier);
   if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate], tier);
   return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1], tier);
 }

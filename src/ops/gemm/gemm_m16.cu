@@ -352,6 +352,9 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_gate_gemm_two(kr_gemm_m16_params
   run_lanes<2, 0, KR_GATED_NORM, 1, 0>(params);
 }
 #ifndef KR_FLOAT
+KR_KERNEL void KR_BOUNDS(32 * KR_FEW_GATED_DEEP_WARPS, 5) kr_norm_gemm_one_gated_deep(kr_gemm_m16_params params) {
+  run_lanes<1, 1, KR_ADD_NORM, 1, 2>(params);
+}
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_m16_8(kr_gemm_params params) { run<1, 0>(params); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_m16_16(kr_gemm_params params) { run<2, 0>(params); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_m16_8_gated(kr_gemm_params params) { run<1, 1>(params); }

@@ -9,6 +9,8 @@
 enum { KR_FEW_GROUP = 4, KR_FEW_RUN = 256, KR_FEW_MOST_WARPS = 10, KR_FEW_LANES_ROWS = 2 };
 /* Most warps of a gated product with a norm: its registers leave four such blocks a multiprocessor, of float32 two. */
 enum { KR_FEW_GATED_WARPS = 8 };
+/* The same where a warp has two runs: five such blocks. */
+enum { KR_FEW_GATED_DEEP_WARPS = 4 };
 
 /* Fields that every call needs come first: the first use of 64 parameter bytes costs a memory latency. */
 typedef struct kr_gemm_m16_params {
