@@ -634,10 +634,10 @@ static void run_product(const kr_op *op, kr_gemm_args *args, product_call *c, in
   assert_int_equal(impl->run(ctx, args), KRAIT_OK);
   assert_int_equal(kr_emulated_launches() - before, launches);
   for (int m = 0; m < TM; m++)
-    for (int n = 0; n < TN; n++) {
-      const double got = kr_bf16_to_float(c->out[m][n]), right = kr_bf16_to_float(want[m][n]);
-      if (c->out[m][n] != want[m][n] && !(fabs(got - right) <= 0.01 * fabs(right) + 0.01))
-        fail_msg("row %d column %d: %g, not %g", m, n, got, right);
+    for (int i = 0; i < TN; i++) {
+      const double got = kr_bf16_to_float(c->out[m][i]), right = kr_bf16_to_float(want[m][i]);
+      if (c->out[m][i] != want[m][i] && !(fabs(got - right) <= 0.01 * fabs(right) + 0.01))
+        fail_msg("row %d column %d: %g, not %g", m, i, got, right);
     }
   krait_ctx_close(&ctx);
 }

@@ -304,7 +304,7 @@ static void no_number_becomes_one(void **state) {
 /* A causal call of one turn of hopper's blocks, which take 64 rows of either end each: numbers of 64 rows that are even
  * or odd, rows that see no key, and heads of 256 channels. */
 static void either_end_of_a_causal_call_is_right(void **state) {
-  enum { MOST = 600, MOST_D = 256, PH = 2 };
+  enum { MOST = 600, MOST_D = 256 };
   static const int calls[][3] = {{512, 512, 128}, {300, 300, 128}, {129, 400, 72}, {300, 130, 128}, {330, 330, 256}};
   static float random[(PH + 2) * MOST * MOST_D];
   static _Alignas(16) uint16_t c[(PH + 2) * MOST * MOST_D], out[2][PH * MOST * MOST_D];
