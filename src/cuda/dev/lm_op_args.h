@@ -83,9 +83,7 @@ typedef struct kr_expert_step_args {
 
 /* ==== mamba3_raw_step (a token of Mamba 3 from in_proj's columns) =========================================
  * B and C of each group normed (B / rms(B) B_norm), dt and log_decay as of mamba3_decay, then mamba3_step of one rank,
- * with the angles of all heads. KR_MAMBA3_SOFTPLUS_A: its KRAIT_MAMBA3_SOFTPLUS_A. */
-#define KR_MAMBA3_SOFTPLUS_A 1u
-
+ * with the angles of all heads. KRAIT_MAMBA3_SOFTPLUS_A as there. */
 typedef struct kr_mamba3_raw_step_args {
   kr_call call;
   int64_t B, H, P, N, G, M, n_states;

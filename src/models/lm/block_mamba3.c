@@ -222,7 +222,7 @@ static kr_tensor raw_step_mamba3(const kr_lm_builder *b, const kr_lm_block *bloc
   kr_graph_call(
       r->g, "scan", &kr_op_mamba3_raw_step,
       &(kr_mamba3_raw_step_args){
-          .call.flags = s->is_A_softplus ? KR_MAMBA3_SOFTPLUS_A : 0,
+          .call.flags = s->is_A_softplus ? KRAIT_MAMBA3_SOFTPLUS_A : 0,
           .G = s->G,
           .eps = 1e-5f,
           .A_floor = (float)s->A_floor,

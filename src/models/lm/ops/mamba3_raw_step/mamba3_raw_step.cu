@@ -163,7 +163,7 @@ typedef struct token {
 
 /* max(act(v), floor); NaN stays NaN. */
 KR_DEV float rate_of(const kr_mamba3_raw_step_args &a, float v) {
-  const float rate = a.call.flags & KR_MAMBA3_SOFTPLUS_A ? kr_softplus(v) : v < 0.0f ? 1.0f / (1.0f - v) : 1.0f + v;
+  const float rate = a.call.flags & KRAIT_MAMBA3_SOFTPLUS_A ? kr_softplus(v) : v < 0.0f ? 1.0f / (1.0f - v) : 1.0f + v;
   return rate < a.A_floor ? a.A_floor : rate;
 }
 

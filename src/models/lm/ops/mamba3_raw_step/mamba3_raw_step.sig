@@ -1,6 +1,6 @@
 # One token of Mamba 3 of one rank, from in_proj's columns as they are.
 op mamba3_raw_step
-  flags KR_MAMBA3_SOFTPLUS_A 0.5
+  flags KRAIT_MAMBA3_SOFTPLUS_A 0.5
   size B >= 0
   size H >= 1
   size P 1..256
