@@ -80,6 +80,16 @@ def test_in_place_strided_and_wider_rows(device):
     assert torch.equal(grad, want) and grad.data_ptr() == made.data_ptr()
 
 
+def test_results_changed_in_place_and_labels_of_8_bits(device):
+    logits, labels = drawn(13, 1001, torch.float32, device)
+    labels, keep = labels.clamp(min=0) % 256, (torch.arange(13, device=device) % 3 > 0).float()
+    x = logits.clone().requires_grad_()
+    want, = torch.autograd.grad((F.cross_entropy(x, labels, reduction="none") * keep).sum(), x)
+    for losses in (lambda: cross_entropy(x, labels, reduction="none"), lambda: cross_entropy(x, labels.byte(), reduction="none"),
+                   lambda: CrossEntropyLoss(reduction="none")(x, labels), lambda: cross_entropy_loss(x, labels)[0]):
+        assert error(torch.autograd.grad(losses().mul_(keep).sum(), x)[0], want) < 1e-5
+
+
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "logit_scale": 0.5}, {"lse_square_scale": 0.01, "reduction": "sum"}, {"ignore_index": 3, "reduction": "none"},
                                      {"inplace_backward": True}])
 def test_flash_attns_module(options, device):
@@ -103,7 +113,7 @@ def test_the_rest_is_torchs():
     for args, options in (((logits, torch.softmax(logits, 1)), {}), ((logits, labels), {"weight": torch.rand(20)}), ((logits.view(2, 20, 3), labels.clamp(min=0).view(2, 3)), {}),
                           ((logits[0], labels[1]), {}), ((logits.double(), labels), {}), ((logits[:0], labels[:0]), {})):
         assert torch.allclose(cross_entropy(*args, **options), F.cross_entropy(*args, **options), equal_nan=True)
-    assert not takes(logits.double()) and not takes(logits.to("meta"))
+    assert not takes(logits.double()) and not takes(logits.to("meta")) and not takes(torch.view_as_complex(torch.randn(6, 20, 2)).conj().imag)
     with pytest.raises(IndexError):
         cross_entropy(logits, labels.masked_fill(labels < 0, 20))
     compiled = torch.compile(lambda x: cross_entropy(x, labels), backend="aot_eager", fullgraph=True)

@@ -16,14 +16,15 @@ _MOST_CLASSES = (1 << 31) - 1
 def takes(logits):
     """Whether these logits (R, V) are computed here, and not by torch."""
     return (type(logits) is torch.Tensor and logits.dtype in _TYPES and logits.device.type in ("cpu", "cuda") and 0 < logits.shape[-1] < _MOST_CLASSES and logits.numel() > 0
-            and not is_traced(logits))
+            and not is_traced(logits) and not logits.is_neg())
 
 
 class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, labels, smoothing, scale, in_place):
-        losses, lse, *kept = torch.empty(4, len(labels), dtype=torch.float32, device=logits.device)
+        losses, lse = [torch.empty(len(labels), dtype=torch.float32, device=logits.device) for _ in range(2)]  # no views: autograd forbids to change those in place
+        kept = torch.empty(2, len(labels), dtype=torch.float32, device=logits.device)
         _FORWARD.run((logits, labels, losses, lse, *kept), label_smoothing=smoothing, logit_scale=scale)
         ctx.save_for_backward(logits, labels, *kept)
         ctx.set_materialize_grads(False)
@@ -48,6 +49,7 @@ def row_losses(logits, labels, label_smoothing=0.0, logit_scale=1.0, in_place=Fa
 
 def labels_of(target, n_classes, ignore_index):
     """As row_losses takes them: -1 where ignored. What is no class raises torch's error on a CPU; on a GPU its loss is not a number."""
+    target = target.long()  # torch's may be of 8 bits, which do not hold n_classes
     labels = target.masked_fill((target < 0) | (target > n_classes), n_classes).masked_fill(target == ignore_index, -1)
     if labels.is_cpu and bool((labels == n_classes).any()):
         raise IndexError("Target %d is out of bounds." % int(target[labels == n_classes][0]))
