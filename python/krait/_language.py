@@ -510,8 +510,8 @@ class Generate:
 
     def __setstate__(self, state):
         self.model, self.kind, self.why = state["model"], state["kind"], None
-        self._decoder, self._is_tried = None, False
-        self._lock = threading.Lock()  # states and buffers are those of one call
+        self._decoder, self._is_tried, self._is_busy = None, False, False
+        self._lock = threading.RLock()  # states and buffers are those of one call
 
     def decoder(self):
         """The decoder of the model, refreshed; None where it is hooked, on another device or of another type, or computes something else (`why`)."""
@@ -552,6 +552,8 @@ class Generate:
     def _tokens(self, ids, how):
         """None where the class's generate must."""
         with self._lock:
+            if self._is_busy:  # a streamer that generates
+                return None
             decoder = self.decoder()
             if decoder is None or decoder.weight.device != ids.device:
                 return None
@@ -561,7 +563,13 @@ class Generate:
                 if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "allocate memory" in str(error):  # of a CPU
                     return None
                 raise
-            return None if runs is None else decoder.generate(ids, *how)
+            if runs is None:
+                return None
+            self._is_busy = True
+            try:
+                return decoder.generate(ids, *how)
+            finally:
+                self._is_busy = False
 
     def __call__(self, *args, **kwargs):
         plan = self._plan(args, kwargs)

@@ -184,6 +184,12 @@ def test_penalties_and_streamers_are_those_of_transformers(kind):
         assert ("streamer" in options) == (len(streams[1]) > 2)
     model(ids, output_hidden_states=True), own(ids, output_hidden_states=True)  # whose hooks stay
     assert torch.equal(own.generate(ids, max_new_tokens=4, do_sample=False), model.generate(ids, max_new_tokens=4, do_sample=False)) and not counts
+
+    class Nested(Streamer):
+        def end(self):
+            self.append(own.generate(ids[:1], max_new_tokens=4, do_sample=False))
+    streamer = Nested()
+    assert torch.equal(own.generate(ids[:1], max_new_tokens=4, do_sample=False, streamer=streamer), streamer[-1]) and len(counts) == 1
     for wrong in (dict(do_sample=True, temperature=2), dict(repetition_penalty=-1.0)):
         with pytest.raises(ValueError):
             own.generate(ids, max_new_tokens=4, **wrong)
