@@ -112,6 +112,8 @@ def test_below_autograd(sizes):
     stepped = _flash_attn_forward(q, *cache, k[:, 10:], v[:, 10:], seqused_k=used, causal=True, window_size=sizes)
     torch.testing.assert_close(stepped[0], wanted)
     assert torch.equal(cache[0][:, :14], k)
+    with pytest.raises(NotImplementedError, match="seqused_q"):
+        _flash_attn_forward(q, k, v, seqused_q=used, causal=True)
 
 
 def test_qv_is_refused_by_name():

@@ -87,6 +87,8 @@ def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_
     lengths alone, k and v are a cache. window_size and out: the names of the interface's first releases."""
     sizes, descales = (window_size_left, window_size_right) if window_size is None else window_size, (q_descale, k_descale, v_descale)
     is_cache = any(t is not None for t in (k_new, page_table, kv_batch_idx, leftpad_k)) or (seqused_k is not None and cu_seqlens_k is None)
+    if seqused_q is not None and (is_cache or cu_seqlens_q is None):
+        raise NotImplementedError("flash_attn_interface: seqused_q needs packed queries and keys (cu_seqlens_q, cu_seqlens_k)")
     with torch.no_grad():
         if is_cache:
             given, lse = flash_attn_with_kvcache(q, k, v, k_new, v_new, qv, rotary_cos, rotary_sin, seqused_k, kv_batch_idx, leftpad_k, page_table, cu_seqlens_q,

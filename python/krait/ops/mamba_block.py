@@ -397,7 +397,7 @@ def _block_of(hidden, weights, dtype):
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         x, w = _converted(hidden.detach(), Weights(*weights), dtype)
-        plan = _known[key] = _Plan(x, w, dtype) if _fits(x, w) else False
+        plan = _known[key] = _Plan(x, w, dtype) if hidden.dtype in _REAL and _fits(x, w) else False
         if plan:
             plan.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *weights)])
     if not plan:
