@@ -77,14 +77,18 @@ def _build_library(folder):
 
 
 def _machine_code(folder, built):
-    """Of kernels that first calls wait for longest, in files beside the library (tools/cubins); none without ptxas."""
+    """Of kernels that first calls wait for longest, in files beside the library (tools/cubins); none without a ptxas that takes their texts."""
     texts = next((path for path in (os.path.join(built, "cuda"), os.path.join(_ROOT, "ptx")) if glob.glob(os.path.join(path, "*.ptx"))), None)
     if not texts:
         return []
     if not shutil.which("ptxas"):
         print("krait: ptxas not found: this wheel's first calls on a GPU will wait until all their kernels are translated", file=sys.stderr)
         return []
-    _run(sys.executable, os.path.join(_ROOT, "tools", "cubins"), texts, folder, "--only", os.path.join(_ROOT, "tools", "first-kernels"), "sm_90")
+    try:
+        _run(sys.executable, os.path.join(_ROOT, "tools", "cubins"), texts, folder, "--only", os.path.join(_ROOT, "tools", "first-kernels"), "sm_90")
+    except RuntimeError as error:  # a ptxas before CUDA 12 does not know the texts' version
+        print("krait: this wheel's first calls on a GPU will wait until all their kernels are translated: %s" % error, file=sys.stderr)
+        return []
     return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
 
 

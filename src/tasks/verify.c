@@ -276,16 +276,20 @@ static int32_t add_film_rows(const verifying *v, const verifying_film *f, const 
   return status;
 }
 
-static void add_choice(const verifying *v, const double *scores, const int32_t *chosen) {
+static int32_t add_choice(const verifying *v, const double *scores, const int32_t *chosen) {
   const kr_weight *want_scores = recorded(v, "", "scores", 0), *want = recorded(v, "", "selected", 1);
   float scores32[KR_VIDEOGPT_IMAGES], got[KR_VIDEOGPT_T], places[KR_VIDEOGPT_T];
+  KR_CHECK(!want_scores || n_of(want_scores) == KR_VIDEOGPT_IMAGES, KRAIT_ERR_WEIGHTS,
+           "golden.scores must be of %d frames", KR_VIDEOGPT_IMAGES);
+  KR_CHECK(!want || n_of(want) == KR_VIDEOGPT_T, KRAIT_ERR_WEIGHTS, "golden.selected must be of %d frames",
+           KR_VIDEOGPT_T);
   for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) scores32[i] = (float)scores[i];
-  if (want_scores && n_of(want_scores) == KR_VIDEOGPT_IMAGES)
-    add_row(v, "", "scores", scores32, want_scores->data, KR_VIDEOGPT_IMAGES);
-  if (!want || n_of(want) != KR_VIDEOGPT_T) return;
+  if (want_scores) add_row(v, "", "scores", scores32, want_scores->data, KR_VIDEOGPT_IMAGES);
+  if (!want) return KRAIT_OK;
   for (int i = 0; i < KR_VIDEOGPT_T; i++)
     got[i] = (float)(chosen[i] % KR_VIDEOGPT_CHUNK), places[i] = (float)id_of(want, i);
   add_row(v, "", "selected", got, places, KR_VIDEOGPT_T);
+  return KRAIT_OK;
 }
 
 /* The video's rows of the prompt. */
@@ -300,7 +304,7 @@ static int32_t verify_look(const verifying *v, const verifying_film *f, const fl
   KR_TRY(kr_mem_get(f->ctx, "the video tower's tokens", bytes, &tokens_at));
   int32_t status = kr_mem_put(f->ctx, tokens_at, tokens, bytes);
   if (status >= 0) status = kr_videogpt_watch(m, tokens_at, film);
-  if (status >= 0) add_choice(v, scores, chosen);
+  if (status >= 0) status = add_choice(v, scores, chosen);
   if (status >= 0) status = add_film_rows(v, f, "context", 0, KR_VIDEOGPT_CONTEXT_ROWS);
   if (status >= 0) status = add_film_rows(v, f, "video", KR_VIDEOGPT_CONTEXT_ROWS, KR_VIDEOGPT_VIDEO_ROWS);
   kr_mem_free(f->ctx, tokens_at);
