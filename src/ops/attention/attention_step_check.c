@@ -9,7 +9,7 @@
 static void choose_attention_step_as_gpu(kr_case *c, kr_attention_step_args *a, int64_t index) {
   c->contiguous = 1, c->dtype = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16, c->other = KRAIT_F32;
   a->call.flags = 0, a->D = kr_case_chance(c, 0.6) ? 64 : 128, a->R = a->D / 2;
-  a->H = a->Hk * kr_case_pick(c, 6, (int64_t[]){1, 2, 6, 7, 8, 16});
+  a->H = a->Hk * kr_case_pick(c, 8, (int64_t[]){1, 2, 6, 7, 8, 9, 12, 16});
   a->Lk = index % 12 == 1 ? kr_case_int(c, 900, 4200) : kr_case_edge(c, 600);
 }
 

@@ -54,7 +54,7 @@ static int32_t run_decay_bwd(const krait_ctx *ctx, const void *args, uint64_t ti
                             .stream = a->call.stream},
                  &p);
   const int64_t per_block = KR_DECAY_THREADS / 32;
-  if (p.partial)
+  if (kr_has(&a->ddt_bias)) /* without rows, too: zeros */
     kr_chain_add(
         &chain, &back_sum,
         &(kr_grid){

@@ -1,8 +1,8 @@
 /* cross_entropy.cu: the loss at labels and its gradient, a block a row (cross_entropy_ref.c has the equations). Rows
  * are read once, by packs of 16 bytes from the first aligned element on; what is before and behind these, and rows that
- * are not contiguous, element by element. kr_cross_entropy_TYPE       each thread keeps the largest of its logits and
- * the sum of exponentials below it kr_cross_entropy_bwd_TYPE   may write over the logits: a thread reads its elements
- * before */
+ * are not contiguous, element by element.
+ * kr_cross_entropy_TYPE       each thread keeps the largest of its logits and the sum of exponentials below it
+ * kr_cross_entropy_bwd_TYPE   may write over the logits: a thread reads its elements before */
 #include "cross_entropy_params.h"
 #include "pack.cuh"
 
