@@ -325,38 +325,55 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_inputs_256(const kr_mamba3_bwd_pa
 
 /* ---- B and C ----------------------------------------------------------------------------------------------------- */
 
-/* A rank's rows of dq and dk of a token, complete; q and k: turned. */
+/* A rank's rows of dq and dk of a token, complete; and what turning the token changes, in which the products of a token
+ * with itself have no part: of the rounded queries and keys that were multiplied, so that what two tokens give to
+ * angles that turn both cancels exactly. */
 typedef struct turning {
-  pairs q, k, dq, dk;
+  pairs dq, dk;
+  float shares[2];
 } turning;
+
+KR_DEV float rounded(float v) {
+#if KR_DTYPE == 0
+  return v;
+#else
+  return kr_unpack(kr_pack(v, 0, KR_DTYPE), 0, KR_DTYPE);
+#endif
+}
+
+/* What turning pair i of a row changes. */
+KR_DEV float share_of(const pairs &row, const pairs &d, int i) {
+  return kr_fma(rounded(row.a.v[i]), d.b.v[i], -(rounded(row.b.v[i]) * d.a.v[i]));
+}
+
+KR_DEV kr_view float_view(void *rows) {
+  kr_view v = {};
+  v.data = rows, v.dtype = KRAIT_F32;
+  return v;
+}
 
 KR_DEV turning turning_at(const kr_mamba3_bwd_params &p, int b, int h, const token &at, int r, const runs &two,
                           const rotation (&by)[2], int n) {
   const kr_mamba3_params &f = p.f;
   const float trap = get(f.trap, at3(f.trap, b, at.t, h)), weight = kr_sigmoid(trap) * get(f.dt, at3(f.dt, b, at.t, h));
   const float *const products = dots_of(p.products, f, b, h, at.t);
-  turning v = {read_rank(f, two, f.Cmat, f.C_bias, b, h, at.t, r, by, n),
-               read_rank(f, two, f.Bmat, f.B_bias, b, h, at.t, r, by, n),
-               load_pairs(two, row_view(p.dq), row_of(f, b, h, at.block, r) * f.row_N, 1),
-               {}};
-  if (has_next(f, at)) v.dk = load_pairs(two, row_view(p.dk), row_of(f, b, h, at.block + 1, r) * f.row_N, 1);
-  v.dq = plus_times(weight * products[r * (f.R + 1)], v.k, v.dq);
-  v.dk = plus_times(weight * products[r * (f.R + 1)], v.q, v.dk);
+  const pairs q = read_rank(f, two, f.Cmat, f.C_bias, b, h, at.t, r, by, n),
+              k = read_rank(f, two, f.Bmat, f.B_bias, b, h, at.t, r, by, n);
+  turning v = {load_pairs(two, float_view(p.dq), row_of(f, b, h, at.block, r) * f.row_N, 1), {}, {}};
+  if (has_next(f, at)) v.dk = load_pairs(two, float_view(p.dk), row_of(f, b, h, at.block + 1, r) * f.row_N, 1);
+  if (at.ends && p.dfinal_B.data)
+    v.dk = plus(v.dk, load_pairs(two, p.dfinal_B, at4(p.dfinal_B, at.row, r, h, 0), p.dfinal_B.stride[3]));
+#pragma unroll
+  for (int i = 0; i < 2; i++) v.shares[i] = share_of(q, v.dq, i) + share_of(k, v.dk, i);
+  v.dq = plus_times(weight * products[r * (f.R + 1)], k, v.dq);
+  v.dk = plus_times(weight * products[r * (f.R + 1)], q, v.dk);
 #pragma unroll 1
   for (int s = 0; s < f.R; s++) {
     if (s == r) continue;
     v.dq = plus_times(weight * products[r * f.R + s], read_rank(f, two, f.Bmat, f.B_bias, b, h, at.t, s, by, n), v.dq);
     v.dk = plus_times(weight * products[s * f.R + r], read_rank(f, two, f.Cmat, f.C_bias, b, h, at.t, s, by, n), v.dk);
   }
-  if (at.ends && p.dfinal_B.data)
-    v.dk = plus(v.dk, load_pairs(two, p.dfinal_B, at4(p.dfinal_B, at.row, r, h, 0), p.dfinal_B.stride[3]));
   return v;
-}
-
-/* What turning pair k of a token changes. */
-KR_DEV float share_of(const turning &v, int k) {
-  return kr_fma(v.q.a.v[k], v.dq.b.v[k], -(v.q.b.v[k] * v.dq.a.v[k])) +
-         kr_fma(v.k.a.v[k], v.dk.b.v[k], -(v.k.b.v[k] * v.dk.a.v[k]));
 }
 
 /* The warps' sums over a tile of a head's dq and dk, turned back, to biases of (2,R,N). */
@@ -403,7 +420,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_matrices(const kr_mamba3_bwd_para
         const turning v = turning_at(p, b, h, at, r, two, by, f.M - first);
 #pragma unroll
         for (int k = 0; k < 2; k++)
-          if (first + k < f.M) psi[k] = (r ? psi[k] : 0.0f) + share_of(v, k);
+          if (first + k < f.M) psi[k] = (r ? psi[k] : 0.0f) + v.shares[k];
         const pairs dq = turned(v.dq, by, f.M - first, -1.0f), dk = turned(v.dk, by, f.M - first, -1.0f);
         sums[0] = plus(sums[0], dq), sums[1] = plus(sums[1], dk);
         dC[i] = plus(dC[i], dq), dB[i] = plus(dB[i], dk);
@@ -714,7 +731,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_initial(const kr_mamba3_bwd_param
     const int r = i / f.N, n = i % f.N;
     float d = 0;
     if (s.n)
-      d = value((const element *)p.dk, row_of(f, b, h, s.first, r) * f.row_N + n);
+      d = ((const float *)p.dk)[row_of(f, b, h, s.first, r) * f.row_N + n];
     else if (p.dfinal_B.data)
       d = get(p.dfinal_B, at4(p.dfinal_B, row, r, h, n));
     kr_store(p.dinitial_B.data, at4(p.dinitial_B, row, r, h, n), p.dinitial_B.dtype, d);

@@ -92,8 +92,8 @@ static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type)
   uint64_t at = kr_mamba3_place(f, scratch, type);
   p->n_factors = (int32_t)((int64_t)f->B * f->n_chunks + (f->cu_seqlens.data ? f->S : f->B));
   p->n_parts = (3 * f->R + 1) * f->P + 1;
-  p->dq = kr_mamba3_take(scratch, &at, rows * f->row_N, bytes),
-  p->dk = kr_mamba3_take(scratch, &at, rows * f->row_N, bytes);
+  p->dq = kr_mamba3_take(scratch, &at, rows * f->row_N, each);
+  p->dk = kr_mamba3_take(scratch, &at, rows * f->row_N, each);
   p->rows_dx = kr_mamba3_take(scratch, &at, f->is_direct ? 0 : rows * f->row_P, bytes);
   p->dweight = kr_mamba3_take(scratch, &at, rows, each), p->ddecay = kr_mamba3_take(scratch, &at, rows, each);
   p->products = kr_mamba3_take(scratch, &at, tokens * f->R * f->R, each);
@@ -118,7 +118,7 @@ static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_ar
   } else {
     s.dout = g->ssd.out, s.dx = kr_mamba3_rows_of(f, g->p.rows_dx, f->row_P, g->type);
   }
-  s.dB = kr_mamba3_rows_of(f, g->p.dk, f->row_N, g->type), s.dC = kr_mamba3_rows_of(f, g->p.dq, f->row_N, g->type);
+  s.dB = kr_mamba3_rows_of(f, g->p.dk, f->row_N, KRAIT_F32), s.dC = kr_mamba3_rows_of(f, g->p.dq, f->row_N, KRAIT_F32);
   s.ddt = kr_mamba3_rows_of(f, g->p.dweight, 1, KRAIT_F32);
   s.dlog_decay = kr_mamba3_rows_of(f, g->p.ddecay, 1, KRAIT_F32);
   if (f->cu_seqlens.data) return s;
@@ -212,6 +212,7 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
   p->f.heads = f->H / f->G, p->n_splits = splits_of_inner(ctx, f);
   p->dB = kr_ssd_sequence(&g->p.dB, 0, f->L), p->dC = kr_ssd_sequence(&g->p.dC, 0, f->L);
   p->sum_B.b = p->sum_C.b = f->L * f->G * f->N, p->sum_B.t = p->sum_C.t = (int64_t)f->G * f->N;
+  p->sum_B.h = p->sum_C.h = f->N, p->leaves_sums = p->n_splits > 1; /* in dk and dq, which are needed later */
   *g->inner = (kr_mamba3_inner_params){.q = *p,
                                        .B = f->Bmat,
                                        .C = f->Cmat,

@@ -499,7 +499,7 @@ KR_DEV void turn_pair_back(const kr_mamba3_inner_params &w, const share &own, in
   for (int i = 0; i < 2; i++)
 #pragma unroll
     for (int e = 0; e < 2; e++)
-      d[i].v[e] = 2 * m < f.N ? kr_load(i ? w.dk : w.dq, place * f.N + 2 * m + e, KR_DTYPE) : 0.0f;
+      d[i].v[e] = 2 * m < f.N ? ((const float *)(i ? w.dk : w.dq))[place * f.N + 2 * m + e] : 0.0f;
   if (m < w.M) {
     const kr_float2 turn = rotation_at(w, own.b, h, t, m);
     float sum = 0;

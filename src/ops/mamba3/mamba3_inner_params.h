@@ -20,7 +20,7 @@ typedef struct kr_mamba3_inner_params {
   kr_view B, C, B_bias, C_bias;
   const unsigned char *packets;  /* (B,H,chunks) */
   const float *gamma, *products; /* (B,H,L): as of kr_mamba3_params and kr_mamba3_bwd_params */
-  const void *dq, *dk;           /* (B,H,L,N), of heads in q.f.spoilt */
+  const void *dq, *dk;           /* float32 (B,H,L,N), of heads in q.f.spoilt */
   void *rows_q, *rows_k;         /* (B,H,L,N): of such heads, to be computed again token by token */
   float *psi;                    /* (B,H,L,M) */
   float *later;                  /* (B,H,spans,M): its sums over KR_MAMBA3_SPAN tokens */

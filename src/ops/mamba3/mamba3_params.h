@@ -63,7 +63,8 @@ typedef struct kr_mamba3_bwd_params {
   kr_view dout, dfinal_angles, dfinal_states, dfinal_B, dfinal_x;
   kr_view dx, dlog_decay, ddt, dtrap, dB, dC, dB_bias, dC_bias, dangles, dDvec, dz;
   kr_view dmimo_x, dmimo_z, dmimo_o, dnorm_weight, dinitial_angles, dinitial_states, dinitial_B, dinitial_x;
-  void *dq, *dk, *rows_dx;  /* as f.q, f.k, f.rows_x; f.y: dy */
+  void *dq, *dk, *rows_dx;  /* float32 as f.q, f.k: what angles change is a sum of theirs over tokens, which largely
+                               cancels; as f.rows_x; f.y: dy */
   float *dweight, *ddecay;  /* as f.weight */
   float *products;          /* (B,H,L,R,R): dy_r x_s of a token */
   float *psi;               /* (B,H,L,M): a token's share of the gradient of angles; dangles, if heads share them */

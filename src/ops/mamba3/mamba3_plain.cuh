@@ -124,7 +124,7 @@ KR_DEV void store_quad(void *data, int64_t row, int first, int N, const eight &e
   *(kr_float2 *)b = kr_float2{{kr_bits_to_float(r.w[0].w[2]), kr_bits_to_float(r.w[0].w[3])}};
 #endif
 }
-/* Of a row of floats in shared memory. */
+/* Of a row of floats. */
 template <int HALVES>
 KR_DEV eight quad_of(const float *row, int first, int N) {
   const kr_float4 x = *(const kr_float4 *)(row + (HALVES ? first : 2 * first)),
@@ -241,7 +241,7 @@ KR_DEV void put_final_inputs(const kr_mamba3_params &p, int b, int h, const toke
  * with every rank's input, and of every rank's with its. */
 template <int RANKS>
 struct given {
-  raw8 dq, dk;
+  eight dq, dk;
   quad_angles angles;
   float by_k[RANKS], by_q[RANKS];
 };
@@ -254,9 +254,9 @@ KR_DEV given<RANKS> load_given(const kr_mamba3_bwd_params &p, const token &at, c
   if (!is_there) return v;
   const float *const products = p.products + of.value * (RANKS * RANKS), gamma = f.gamma[of.value];
   const int64_t row = of.row + r * f.N;
-  v.dq = load_quad<HALVES>(p.dq, row, first, f.N);
+  v.dq = quad_of<HALVES>((const float *)p.dq + row, first, f.N);
   if (f.is_direct || has_next(f, at))
-    v.dk = load_quad<HALVES>(p.dk, row + (f.is_direct ? 0 : RANKS * f.N), first, f.N);
+    v.dk = quad_of<HALVES>((const float *)p.dk + row + (f.is_direct ? 0 : RANKS * f.N), first, f.N);
   if (first < f.M) v.angles = load_angles<CAN_WALK>(f, of, at, first);
 #pragma unroll
   for (int s = 0; s < RANKS; s++)
@@ -279,26 +279,27 @@ KR_DEV void add_final_key(const kr_mamba3_bwd_params &p, int h, const token &at,
   }
 }
 
-/* dq and dk of a rank of a token before they turned. Its queries and keys need not turn: what they give each other does
- * not depend on angles, and dq's part across q is the same before and after a turn. Leaves that, the share of the
- * gradient of angles, onto the ranks' before; the products of a token with itself have no part in it. q and k: of the
- * rank, with their biases. */
+/* dq and dk of a rank of a token before they turned. Leaves the share of the gradient of angles, dq's part across q,
+ * onto the ranks' before; the products of a token with itself have no part in it. q and k: of the rank, with their
+ * biases. They are turned and rounded as the SSD multiplied them: what two tokens give to angles that turn both then
+ * cancels exactly. */
 template <int HALVES, int CAN_WALK>
 KR_DEV void turn_back(const kr_mamba3_bwd_params &p, const quad_place &of, int is_there, int adds, int first,
-                      const quad_angles &angles, const eight &q, const eight &k, eight &dq, eight &dk) {
+                      const quad_angles &angles, eight q, eight k, eight &dq, eight &dk) {
   rotation by[4];
   rotations_of<CAN_WALK>(p.f, angles, by);
-  turn_quad<HALVES>(dq, by, -1.0f), turn_quad<HALVES>(dk, by, -1.0f);
-  if (!is_there) return;
   kr_float4 *const to = (kr_float4 *)(p.psi + of.within + first);
   kr_float4 share = {{0, 0, 0, 0}};
-  if (adds) share = *to;
+  if (is_there && adds) share = *to;
+  turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
+  q = unpacked(packed(q)), k = unpacked(packed(k));
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     const int x = a_of<HALVES>(j), y = b_of<HALVES>(j);
     share.v[j] += kr_fma(q.v[x], dq.v[y], -(q.v[y] * dq.v[x])) + kr_fma(k.v[x], dk.v[y], -(k.v[y] * dk.v[x]));
   }
-  *to = share;
+  if (is_there) *to = share;
+  turn_quad<HALVES>(dq, by, -1.0f), turn_quad<HALVES>(dk, by, -1.0f);
 }
 
 /* A warp's sums over its tokens to its row: a lane's first four of dq at `first`, its others N / 2 behind; dk's N. */
@@ -377,7 +378,7 @@ KR_DEV void leave_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2
         next = load_given<HALVES, RANKS, CAN_WALK>(p, at, place, is_there, r, first);
         load_biases(f, h + 1, biases[!turn]);
       }
-      eight dq = unpacked(now.dq), dk = unpacked(now.dk);
+      eight dq = now.dq, dk = now.dk;
       if (is_there && at.ends && p.dfinal_B.data) add_final_key<HALVES>(p, h, at, r, first, dk);
       if (first < f.M) {
         const vectors own = RANKS == 1 ? kept : load_vectors<HALVES>(f, start, r, first);

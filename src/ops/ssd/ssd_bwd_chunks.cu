@@ -368,10 +368,23 @@ KR_DEV void leave_sums(const kr_ssd_bwd_params &p, const place &at, const first_
   }
 }
 
+/* A lane's eight columns of a row, of which `left` are there. */
+KR_DEV void store_floats(float *to, const float *d, int left, int in_fours) {
+  if (in_fours && left >= 8) {
+    *(kr_float4 *)to = kr_float4{{d[0], d[1], d[4], d[5]}};
+    *(kr_float4 *)(to + 4) = kr_float4{{d[8], d[9], d[12], d[13]}};
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    if (i < left) to[i] = d[4 * (i >> 1) + (i & 1)];
+}
+
 /* A warp's part of dB or dC: a lane's four words are eight columns (leave_state). */
 template <int N>
 KR_DEV void store_matrix(const kr_ssd_bwd_params &p, const place &at, const warp_place &me, const kr_ssd_tensor &whole,
                          const kr_ssd_tensor &part, int split, const float (&d)[N / 16][4]) {
+  const int in_fours = !((part.b | part.t | part.h) & 3);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = me.row + 8 * h;
@@ -382,19 +395,18 @@ KR_DEV void store_matrix(const kr_ssd_bwd_params &p, const place &at, const warp
       float *const parts =
           (float *)part.data + ((int64_t)split * p.f.B + at.b) * part.b + (at.t0 + row) * part.t + at.g * part.h + n;
       uint16_t *const to = (uint16_t *)whole.data + at.b * whole.b + (at.t0 + row) * whole.t + at.g * whole.h + n;
+      if (p.leaves_sums) {
+        store_floats(parts, &d[4 * i][2 * h], p.f.N - n, in_fours);
+        continue;
+      }
 #pragma unroll
       for (int m = 0; m < 4; m++) {
         const float low = d[4 * i + m][2 * h], high = d[4 * i + m][2 * h + 1];
         const uint32_t two = pack(low, high);
         const int left = p.f.N - n - 2 * m;
-        if (left <= 0) continue;
-        if (p.n_splits > 1) {
-          parts[2 * m] = low;
-          if (left > 1) parts[2 * m + 1] = high;
-        } else if (whole.data) {
-          if (left > 1) *(uint32_t *)(to + 2 * m) = two;
-          else to[2 * m] = (uint16_t)two;
-        }
+        if (left <= 0 || !whole.data) continue;
+        if (left > 1) *(uint32_t *)(to + 2 * m) = two;
+        else to[2 * m] = (uint16_t)two;
       }
     }
   }

@@ -148,10 +148,17 @@ static uint32_t inner_shared_bytes(const kr_ssd_bwd_args *a, int n_stages) {
   return (uint32_t)KR_SSD_BWD_INNER_SHARED(ssd_bwd_columns_of(a), n_stages);
 }
 
+/* Whether dB and dC are to be float32 beside 16-bit inputs: of callers that work on with them. */
+static int has_wide_matrices(const kr_ssd_bwd_args *a) {
+  return a->x.dtype != KRAIT_F32 && kr_has(&a->dB) && kr_has(&a->dC) && a->dB.dtype == KRAIT_F32;
+}
+
 static const char *refuse_tensors(const kr_ssd_bwd_args *a) {
   const kr_view *const rows[] = {&a->x, &a->dout, &a->z, &a->Bmat, &a->Cmat, &a->dx, &a->dB, &a->dC};
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    if (kr_has(rows[i]) && rows[i]->dtype != a->x.dtype) return "z, B or C of another type than x";
+  const int n_inputs = 6, wide = has_wide_matrices(a);
+  for (int i = 0; i < 8; i++) {
+    const int32_t dtype = wide && i >= n_inputs ? KRAIT_F32 : a->x.dtype;
+    if (kr_has(rows[i]) && rows[i]->dtype != dtype) return "z, B or C of another type than x";
     if (!kr_ssd_is_aligned(rows[i])) return "rows that are not aligned to 16 bytes";
   }
   return NULL;
@@ -200,7 +207,8 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args 
                 tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) *
                         (KR_SSD_P * ssd_bwd_columns_of(a) + KR_SSD_BWD_FLOATS_SCALES / 4),
                 plain = chunks * a->P * a->N;
-  const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N,
+  const int64_t n_splits = splits_of(ctx, a), matrices = n_splits == 1 && has_wide_matrices(a) ? 0 : n_splits,
+                matrix = matrices * a->B * a->L * a->G * a->N,
                 states = tiles > plain ? tiles : plain; /* plain: what redo_nonfinite stores there */
   const int is_float = a->x.dtype == KRAIT_F32, per_float = is_float ? 1 : 2;
   const int64_t scales = a->x.dtype == KRAIT_F16 ? chunks * a->P : 0;
@@ -214,7 +222,7 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args 
   l.tokens = place_ssd_bwd(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
   l.spoilt = place_ssd_bwd(&l.end, a->B * a->H);
   l.y = place_ssd_bwd(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / per_float : 0);
-  l.products = place_ssd_bwd(&l.end, squares), l.W = place_ssd_bwd(&l.end, splits_of(ctx, a) * squares);
+  l.products = place_ssd_bwd(&l.end, squares), l.W = place_ssd_bwd(&l.end, n_splits * squares);
   return l;
 }
 
@@ -272,6 +280,8 @@ static kr_ssd_bwd_params chunks_plan(const krait_ctx *ctx, const kr_ssd_bwd_args
   p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
   p.f.steps = scratch + l->steps, p.tokens = scratch + l->tokens, p.f.spoilt = (int32_t *)(scratch + l->spoilt);
   p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
+  if (p.n_splits == 1 && has_wide_matrices(a)) p.sum_B = p.dB, p.sum_C = p.dC;
+  p.leaves_sums = p.n_splits > 1 || has_wide_matrices(a);
   p.f.products = (float *)(scratch + l->products), p.W = (float *)(scratch + l->W);
   p.dD = kr_ssd_skips(&a->dDvec, a->call.flags), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);

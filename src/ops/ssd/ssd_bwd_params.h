@@ -31,7 +31,8 @@ typedef struct kr_ssd_bwd_params {
   kr_ssd_tensor dx, ddt, dlog_decay, dB, dC;
   kr_ssd_tensor dfinal, dinitial;          /* (b, h, t: channel, n) */
   kr_ssd_tensor all_dx, all_dd; /* float32, with both directions: stored by the first, added by the last */
-  kr_ssd_tensor sum_B, sum_C;              /* float32 (B,L,G,N) */
+  kr_ssd_tensor sum_B, sum_C;   /* float32 (B,L,G,N); dB and dC themselves, if these are float32 beside 16
+                                   bits and no blocks share heads */
   kr_ssd_tensor dA, dbias, dD;             /* h, n */
   void *S, *M;                             /* (B,H,chunks,P,N): state before, state gradient after each chunk */
   float *M_scale;                          /* of M, as f.kept_scale */
@@ -40,6 +41,7 @@ typedef struct kr_ssd_bwd_params {
   kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is dy (after the gate) */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */
   int32_t n_splits; /* blocks that share a group's heads; sum_B and sum_C are then (n_splits,B,L,G,N) */
+  int32_t leaves_sums; /* the chunked 16-bit kernels leave sum_B and sum_C, not dB and dC */
   float *W;         /* float32: (n_splits,B,chunks,groups,KR_SSD_CHUNK,KR_SSD_CHUNK), sums over heads */
   int32_t n_parts;  /* of the states */
   int32_t part;     /* slice of the states, if more than a kernel takes; from 1 on it adds to dx and tokens */

@@ -241,17 +241,24 @@ KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_
   }
 }
 
-/* dB or dC, or a split's part of it. */
+/* dB or dC, or float32 sums of it: of float32 rows, or a split's part. */
 KR_DEV void store_matrix(const kr_ssd_bwd_params &p, const place &at, const lanes &me, const kr_ssd_tensor &whole,
                          const kr_ssd_tensor &part, unsigned char *tile, const float (&d)[N / 2]) {
   const int t0 = at.chunk * Q, n_rows = p.f.L - t0 < Q ? (int)(p.f.L - t0) : (int)Q;
-  if (p.n_splits > 1) {
+  if (p.leaves_sums) {
     float *const to = (float *)part.data + ((int64_t)at.split * p.f.B + at.b) * part.b + (t0 + me.row) * part.t +
                       at.g * part.h + 2 * me.q;
+    const int in_twos = !((part.b | part.t | part.h | p.f.N) & 1);
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-      const int n = 8 * (i >> 2) + (i & 1), r = 8 * (i >> 1 & 1);
-      if (me.row + r < n_rows && n + 2 * me.q < p.f.N) to[r * part.t + n] = d[i];
+    for (int i = 0; i < N / 2; i += 2) {
+      const int n = 8 * (i >> 2), r = 8 * (i >> 1 & 1), left = p.f.N - n - 2 * me.q;
+      if (me.row + r >= n_rows || left <= 0) continue;
+      if (in_twos) {
+        *(kr_float2 *)(to + r * part.t + n) = kr_float2{{d[i], d[i + 1]}};
+        continue;
+      }
+      to[r * part.t + n] = d[i];
+      if (left > 1) to[r * part.t + n + 1] = d[i + 1];
     }
     return;
   }
