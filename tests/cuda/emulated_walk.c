@@ -9,9 +9,12 @@
 #include "emulator/emulator.h"
 #include "half.h"
 
+static int is_f16; /* else bfloat16 */
+static uint16_t narrow(float v) { return is_f16 ? kr_float_to_f16(v) : kr_float_to_bf16(v); }
+
 /* Numbers from -1 to 1, of a period that no row has. */
 static void fill(uint16_t *to, int n, int step, int period) {
-  for (int i = 0; i < n; i++) to[i] = kr_float_to_bf16((float)(i * step % period) / ((float)period / 2) - 1);
+  for (int i = 0; i < n; i++) to[i] = narrow((float)(i * step % period) / ((float)period / 2) - 1);
 }
 
 /* On three multiprocessors four heads are three blocks' and seven six blocks', which hand states on; and NaN of a
@@ -76,21 +79,27 @@ static double apart(const float *got, const float *want, int n) {
 }
 
 /* Gradients of which dB and dC are summed over heads where they are made: shares of heads to a block, tokens that fill
- * no chunk; and of a head with NaN, which is computed again, only what the equations send it to. */
+ * no chunk; of a head with NaN, which is computed again, only what the equations send it to; with a gradient of the
+ * last keys; and of a head whose states, or their gradients, leave float16's range, which no result does. */
 static void heads_give_gradients_without_rows(void **state) {
   enum { L = 150, HEADS = 6, G = 2, P = 16, N = 128, M = 12, BAD = 77, ROWS = L * HEADS * P, STATES = L * G * N };
-  static _Alignas(64) uint16_t x[ROWS], z[ROWS], dout[ROWS], B[STATES], C[STATES], outs[2][2 * ROWS + 2 * STATES];
+  static _Alignas(64) uint16_t x[ROWS], z[ROWS], dout[ROWS], B[STATES], C[STATES], outs[2][2 * ROWS + 2 * STATES],
+      ends[HEADS * N];
   static float dt[L * HEADS], decay[L * HEADS], trap[L * HEADS], angles[L * M], bias[HEADS * N], D[HEADS];
+  enum { PLAIN = 2, NANS = 4, ENDS = 4, STATES_OUT, GRADIENTS_OUT }; /* calls before the first two; or that one */
   enum { VALUES = 3 * L * HEADS + L * M + 2 * HEADS * N + HEADS };
   static float values[2][VALUES], wide[2][2 * ROWS + 2 * STATES];
   (void)state;
   if (!(kr_cuda_built_tiers() & KRAIT_CAP_CUDA_HOPPER)) skip();
-  fill(B, STATES, 29, 97), fill(C, STATES, 31, 89), fill(z, ROWS, 41, 83), fill(dout, ROWS, 43, 79);
   fill_random(trap, L * HEADS), fill_random(angles, L * M), fill_random(bias, HEADS * N), fill_random(D, HEADS);
-  for (int i = 0; i < L * HEADS; i++) dt[i] = 0.02f + 0.1f * (float)(i % 7), decay[i] = -0.05f * (float)(i % 9);
   kr_emulated_blocks_in_order(1);
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i <= GRADIENTS_OUT; i++) {
     krait_ctx *ctx = NULL;
+    is_f16 = i > ENDS;
+    const int type = is_f16 ? KRAIT_F16 : KRAIT_BF16;
+    fill(B, STATES, 29, 97), fill(C, STATES, 31, 89), fill(z, ROWS, 41, 83), fill(dout, ROWS, 43, 79);
+    fill(ends, HEADS * N, 47, 73);
+    for (int k = 0; k < L * HEADS; k++) dt[k] = 0.02f + 0.1f * (float)(k % 7), decay[k] = -0.05f * (float)(k % 9);
     const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
     setenv("KR_FAKE_CUDA",
            i & 1 ? "capability=90,shared=232448,multiprocessors=3" : "capability=90,shared=232448,multiprocessors=16",
@@ -100,9 +109,15 @@ static void heads_give_gradients_without_rows(void **state) {
     kr_mamba3_bwd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = HEADS, .P = P, .N = N, .G = G, .R = 1, .M = M};
     const kr_view steps = {NULL, {L * HEADS, HEADS, 1}, KRAIT_F32, 0};
     fill(x, ROWS, 37, 101);
-    if (i > 1) x[(BAD * HEADS + 2) * P + 3] = 0x7fc0;
-    a.x = a.z = a.dout = (kr_view){x, {ROWS, HEADS * P, P, 1}, KRAIT_BF16, 0}, a.z.data = z, a.dout.data = dout;
-    a.Bmat = a.Cmat = (kr_view){B, {STATES, G * N, N, 1}, KRAIT_BF16, 0}, a.Cmat.data = C;
+    if (i >= PLAIN && i < NANS) x[(BAD * HEADS + 2) * P + 3] = 0x7fc0;
+    for (int k = 0; is_f16 && k < L * P; k++) {
+      const int row = k / P * HEADS + 2, at = row * P + k % P, is_state = i == STATES_OUT;
+      x[at] = narrow(is_state ? 8000 : 1e-3f * (float)(k % 5 - 2)), dout[at] = narrow(is_state ? 0 : 2000);
+      z[at] = narrow(3), dt[row] = is_state ? 0.3f : 0.001f, decay[row] = -0.001f;
+    }
+    a.x = a.z = a.dout = (kr_view){x, {ROWS, HEADS * P, P, 1}, type, 0}, a.z.data = z, a.dout.data = dout;
+    a.Bmat = a.Cmat = (kr_view){B, {STATES, G * N, N, 1}, type, 0}, a.Cmat.data = C;
+    if (i == ENDS) a.dfinal_B = (kr_view){ends, {HEADS * N, HEADS * N, N, 1}, type, 0};
     a.dt = a.log_decay = a.trap = steps, a.dt.data = dt, a.log_decay.data = decay, a.trap.data = trap;
     a.B_bias = a.C_bias = (kr_view){bias, {N, N, 1}, KRAIT_F32, 0}, a.Dvec = (kr_view){D, {1}, KRAIT_F32, 0};
     a.angles = (kr_view){angles, {L * M, M, 0, 1}, KRAIT_F32, 0};
@@ -116,7 +131,8 @@ static void heads_give_gradients_without_rows(void **state) {
       a.dangles.data = to += L * HEADS, a.dB_bias.data = to += L * M, a.dC_bias.data = to += HEADS * N;
       a.dDvec.data = to + HEADS * N;
       run_row(ctx, "mamba3_bwd", k ? "cuda_hopper" : "ref", &a);
-      for (int n = 0; n < 2 * ROWS + 2 * STATES; n++) wide[k][n] = kr_bf16_to_float(outs[k][n]);
+      for (int n = 0; n < 2 * ROWS + 2 * STATES; n++)
+        wide[k][n] = is_f16 ? kr_f16_to_float(outs[k][n]) : kr_bf16_to_float(outs[k][n]);
     }
     const struct {
       const char *name;
@@ -129,7 +145,7 @@ static void heads_give_gradients_without_rows(void **state) {
     for (size_t k = 0, at = 0; k < sizeof of_values / sizeof *of_values; at += (size_t)of_values[k++].n)
       compare_gradients(of_values[k].name, values[1] + at, values[0] + at, of_values[k].n);
     enum { ANGLES = 3 * L * HEADS }; /* whose gradients are sums over all later tokens, which largely cancel */
-    if (i < 2) assert_true(apart(values[1] + ANGLES, values[0] + ANGLES, L * M) < 0.01);
+    if (i < PLAIN) assert_true(apart(values[1] + ANGLES, values[0] + ANGLES, L * M) < 0.01);
     krait_ctx_close(&ctx);
   }
 }

@@ -65,7 +65,8 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
 static int has_inner(const krait_ctx *ctx, const kr_mamba3_bwd_params *p) {
   const kr_mamba3_params *const f = &p->f;
   return f->is_walked && f->N > 64 && f->M > 0 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) &&
-         !kr_has(&p->dfinal_states) && kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
+         !kr_has(&p->dfinal_states) && !kr_has(&p->dfinal_B) &&
+         kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
 }
 
 /* Whether the call is plain or direct, or its ranks are in vectors; its tiles then. */

@@ -480,8 +480,10 @@ KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_rows(const kr_mam
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const kr_float2 v = biased_pair(i ? w.B : w.C, i ? w.B_bias : w.C_bias, own.b, h, own.g, t, m, f.N);
-          ((uint32_t *)(i ? w.rows_k : w.rows_q))[place] =
-              pack(kr_fma(by.v[0], v.v[0], -(by.v[1] * v.v[1])), kr_fma(by.v[1], v.v[0], by.v[0] * v.v[1]));
+          const kr_float2 turned = {
+              {kr_fma(by.v[0], v.v[0], -(by.v[1] * v.v[1])), kr_fma(by.v[1], v.v[0], by.v[0] * v.v[1])}};
+          const kr_float2 &to = m < w.M ? turned : v; /* NaN of one that does not turn is not its neighbour's */
+          ((uint32_t *)(i ? w.rows_k : w.rows_q))[place] = pack(to.v[0], to.v[1]);
         }
       }
   }

@@ -263,11 +263,22 @@ KR_DEV void begin_state(const kr_mamba3_walk_params &w, const task &t, const lan
   kr_sync();
   read_fragments(handed(w, kr_block_x() - 1), me, s);
 }
+
+/* Of float16: whether a state has left its range. Its head is to be flagged before mamba3_inner.cu runs, which takes no
+ * part in heads that are computed again: infinity in the sums made of it would be met too late. */
+KR_DEV int leaves_range(const float (&s)[N / 2]) {
+  int leaves = 0;
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) leaves |= s[i] > 65504.0f || s[i] < -65504.0f;
+  return KR_DTYPE == KRAIT_F16 && leaves;
+}
+
 template <int WAY>
 KR_DEV void end_state(const kr_mamba3_walk_params &w, const task &t, const lanes &me, const float (&s)[N / 2],
                       int spoilt) {
   if (spoilt || nonfinite_state(s)) w.spoilt[t.unit] = 1;
   if (t.end == w.f.n_chunks) return;
+  if (leaves_range(s)) w.spoilt[t.unit] = 1;
   write_fragments(handed(w, kr_block_x()), me, s);
   kr_sync();
   if (me.thread == 0) kr_publish(w.ready + kr_block_x(), WAY);
@@ -372,6 +383,7 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     kr_sync(); /* all four warps have read keys, inputs, the gate and the previous state */
     if (me.thread == INPUTS_COPIER && c + 2 < t.end) copy_inputs(from, t, c + 2, stage, base);
     if (has_gate && me.thread == GATE_COPIER) copy_gate(from, t, c + 1, keeps, base);
+    spoilt |= keeps && leaves_range(s);
     share_state(shared + STATE_AT, me, s);
   }
   if (!keeps) write_output(w, p.out, t, t.end - 1, whole, shared + Y_AT);
@@ -414,6 +426,7 @@ KR_DEV void walk_back(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     const kr_mamba3_chunk_steps &steps =
         *(const kr_mamba3_chunk_steps *)(shared + anew(STEPS_AT + stage * KR_MAMBA3_STEPS_BYTES));
     uint32_t inputs[Q / 4];
+    spoilt |= leaves_range(s);
     share_state(shared + STATE_AT, me, s);
     kr_barrier_await(base + KEYS_FULL, parity_of(use, 1));
     turn_rows(shared + C_AT, shared + K_AT, (const float *)(shared + anew(BIASES_AT)), shared + anew(TURNS_AT), me);
