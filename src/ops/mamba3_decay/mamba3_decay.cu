@@ -39,7 +39,7 @@ KR_DEV float back_at(const kr_mamba3_decay_bwd_args &a, int64_t r, int64_t h, fl
               ds = (element_at(a.ddt, r, h) - not_below(a.A_floor, act) * d) * kr_sigmoid(s);
   if (a.ddt_raw.data) put_at(a.ddt_raw, r, h, ds);
   if (a.dA_raw.data)
-    put_at(a.dA_raw, r, h, act < a.A_floor ? 0.0f : -kr_softplus(s) * d * slope_of(a.call.flags, v, act));
+    put_at(a.dA_raw, r, h, -kr_softplus(s) * d * (act < a.A_floor ? 0.0f : slope_of(a.call.flags, v, act)));
   return ds;
 }
 
