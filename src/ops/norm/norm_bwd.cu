@@ -234,18 +234,19 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_any(const kr_norm_param
 }
 
 /* 32 features per block, a slice of the parts per warp. */
-KR_KERNEL void KR_BOUNDS(KR_NORM_SUM_THREADS, 4) kr_norm_sum(const kr_norm_params p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_SUM_THREADS, 1) kr_norm_sum(const kr_norm_params p) {
   KR_SHARED float slices[KR_NORM_SUM_THREADS];
   const int lane = kr_thread() & 31, slice = kr_thread() >> 5, which = kr_block_y();
   const int64_t m = (int64_t)kr_block_x() * 32 + lane;
   const kr_norm_view &to = p.sums[which];
   float sum = 0.0f;
+  if (!to.data) return;
 #pragma unroll 8
   for (int64_t part = slice; part < p.n_parts && m < p.M; part += KR_NORM_SUM_THREADS / 32)
     sum += p.part[(part * p.n_sums + which) * p.M + m];
   slices[kr_thread()] = sum;
   kr_sync();
-  if (slice || m >= p.M || !to.data) return;
+  if (slice || m >= p.M) return;
   for (int k = 1; k < KR_NORM_SUM_THREADS / 32; k++) sum += slices[k * 32 + lane];
   kr_store(to.data, m * to.col, to.dtype, sum);
 }

@@ -12,7 +12,7 @@ enum {
   KR_NORM_FOURS = 4, /* kr_norm_stream: runs of four features per thread */
   KR_NORM_THREADS = 512,
   KR_NORM_SMALL_THREADS = 256,
-  KR_NORM_SUM_THREADS = 256
+  KR_NORM_SUM_THREADS = 1024
 };
 /* Prefetching gradient: threads per block, stages, tensors per stage; bytes of the kernel's other shared memory. */
 enum {
