@@ -461,10 +461,18 @@ KR_DEV int is_again(const kr_ssd_bwd_params &p, const share &own, int h) {
   return p.f.spoilt[own.b * p.f.H + h] && own.tile < p.n_chunks * (Q / KR_MAMBA3_INNER_TOKENS);
 }
 
+/* Whether any head of the group is, looked up at once. */
+KR_DEV int has_again(const kr_ssd_bwd_params &p, const share &own) {
+  int any = 0;
+  for (int h = kr_thread() & 31; h < p.f.heads; h += 32) any |= p.f.spoilt[own.b * p.f.H + own.g * p.f.heads + h];
+  return kr_any_lane(any);
+}
+
 KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_rows(const kr_mamba3_inner_params params) {
   const kr_mamba3_inner_params &w = params;
   const kr_ssd_params &f = w.q.f;
   const share own = own_share(w.q);
+  if (!has_again(w.q, own)) return;
 #pragma unroll 1
   for (int h = own.g * f.heads; h < (own.g + 1) * f.heads; h++) {
     if (!is_again(w.q, own, h)) continue;
@@ -535,6 +543,7 @@ KR_KERNEL void KR_BOUNDS(KR_MAMBA3_THREADS, 2) kr_mamba3_inner_again(const kr_ma
   const kr_ssd_bwd_params &p = w.q;
   const share own = own_share(p);
   const int lane = kr_thread() & 31;
+  if (!has_again(p, own)) return;
 #pragma unroll 1
   for (int h = own.g * p.f.heads; h < (own.g + 1) * p.f.heads; h++) {
     if (!is_again(p, own, h)) continue;

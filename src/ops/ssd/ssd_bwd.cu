@@ -374,30 +374,33 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_params p
   KR_SHARED float passes[Q * ROW], given[Q * ROW], dy[Q * (PART + 1)];
   KR_SHARED chunk_steps s;
   const kr_ssd_params &f = p.f;
-  place at = {kr_block_z(), 0, kr_block_y(), 0, (int64_t)kr_block_x() * Q};
+  place at = {kr_block_z(), 0, kr_block_y(), 0, 0};
   if (f.spoilt && !f.spoilt[at.b * f.H + at.g * f.heads]) return;
-  at.n = f.L - at.t0 < Q ? (int)(f.L - at.t0) : Q;
   const int i0 = (kr_thread() >> 4) * 4, j0 = (kr_thread() & 15) * 4;
-  float CB[4][4] = {}, W[4][4] = {};
-  for (int n = 0; n < f.N; n++)
+#pragma unroll 1
+  for (int chunk = kr_block_x(); chunk < p.n_chunks; chunk += kr_grid_x()) {
+    at.t0 = (int64_t)chunk * Q, at.n = f.L - at.t0 < Q ? (int)(f.L - at.t0) : Q;
+    float CB[4][4] = {}, W[4][4] = {};
+    for (int n = 0; n < f.N; n++)
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const float B = j0 + j < at.n ? B_at(f, at, j0 + j, n) : 0.0f;
+      for (int j = 0; j < 4; j++) {
+        const float B = j0 + j < at.n ? B_at(f, at, j0 + j, n) : 0.0f;
 #pragma unroll
-      for (int i = 0; i < 4; i++) CB[i][j] = kr_fma(i0 + i < at.n ? C_at(f, at, i0 + i, n) : 0.0f, B, CB[i][j]);
+        for (int i = 0; i < 4; i++) CB[i][j] = kr_fma(i0 + i < at.n ? C_at(f, at, i0 + i, n) : 0.0f, B, CB[i][j]);
+      }
+    for (int k = 0; k < f.heads; k++) {
+      at.h = at.g * f.heads + k;
+      kr_sync();
+      run_head(p, at, s, passes, given, dy, CB, W, k == 0 && !p.adds);
     }
-  for (int k = 0; k < f.heads; k++) {
-    at.h = at.g * f.heads + k;
     kr_sync();
-    run_head(p, at, s, passes, given, dy, CB, W, k == 0 && !p.adds);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) given[(i0 + i) * ROW + j0 + j] = W[i][j];
+    kr_sync();
+    finish_matrices(p, at, given);
   }
-  kr_sync();
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-#pragma unroll
-    for (int j = 0; j < 4; j++) given[(i0 + i) * ROW + j0 + j] = W[i][j];
-  kr_sync();
-  finish_matrices(p, at, given);
 }
 
 /* One block per head, each warp takes some rows of its parts: a lane takes channels, then dA and the bias. */

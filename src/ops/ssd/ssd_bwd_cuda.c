@@ -82,11 +82,12 @@ static kr_grid walks(const kr_ssd_params *f, uint32_t n_ways, void *stream) {
                    .stream = stream};
 }
 
-/* Everything but the reductions over chunks. */
+/* Everything but the reductions over chunks. Of spoilt groups alone, which are few or none, a block takes eight chunks:
+ * with a group for each head most of the time would be that of blocks which leave at once. */
 static int32_t run_tokens(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
-  const int narrow = a->N <= 128;
+  const int narrow = a->N <= 128, each = p->f.spoilt ? 8 : 1;
   const kr_grid walk = walks(&p->f, 2, a->call.stream);
-  const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0),
+  const kr_grid chunk = {.x = (uint32_t)(a->B ? (p->n_chunks + each - 1) / each : 0),
                          .y = (uint32_t)a->G,
                          .z = (uint32_t)a->B,
                          .block = KR_SSD_BWD_THREADS,
@@ -368,6 +369,7 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_BWD_ADDERS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
   KR_TRY(redo_nonfinite(ctx, a, &p, a->x.dtype));
+  if (p.f.has_token_D && !p.dA.data && !p.dbias.data) return KRAIT_OK; /* no sums over chunks */
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
