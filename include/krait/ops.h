@@ -305,10 +305,13 @@ typedef struct krait_mamba3_args {
   krait_tensor out;                  /* (B,L,H,P) type of x; without mimo_o (B,L,RH,P) */
   krait_tensor final_angles, final_states; /* as initial, float32, or absent */
   krait_tensor final_B, final_x;     /* as initial, or absent */
+  krait_tensor kept;                 /* (B,H,(L + 63) / 64 (6208 + M) + 1) float32, dense, or absent: for a gradient on
+                                        the same device, which is faster with it. Calls that leave nothing there are
+                                        refused on a GPU; a CPU ignores it */
 } krait_mamba3_args;
 KRAIT_API int32_t krait_mamba3(const krait_ctx *ctx, const krait_mamba3_args *args);
 
-/* The forward call stores nothing. */
+/* The forward call stores nothing, but what it is asked to keep. */
 typedef struct krait_mamba3_bwd_args {
   krait_call call; /* flags as forward */
   float eps;
@@ -319,6 +322,7 @@ typedef struct krait_mamba3_bwd_args {
   krait_tensor dfinal_angles, dfinal_states, dfinal_B, dfinal_x;                     /* like their states, or absent */
   krait_tensor dx, dlog_decay, ddt, dtrap, dB, dC, dB_bias, dC_bias, dangles, dDvec, dz, dmimo_x, dmimo_z, dmimo_o,
       dnorm_weight, dinitial_angles, dinitial_states, dinitial_B, dinitial_x; /* like inputs; parameters': float32 */
+  krait_tensor kept; /* as the forward call left it, or absent */
 } krait_mamba3_bwd_args;
 KRAIT_API int32_t krait_mamba3_bwd(const krait_ctx *ctx, const krait_mamba3_bwd_args *args);
 
@@ -471,17 +475,19 @@ typedef struct krait_mamba3_inner_args {
   krait_tensor final_angles, final_states, final_B, final_x; /* as for mamba3 */
   krait_tensor columns, BC, dt, log_decay, y; /* (B,L,columns), (B,L,2RGN): behind the norms, (B,L,H) float32 twice,
                                                  (B,L,HP); each or absent: stored for the gradient. y not with D == 0 */
+  krait_tensor kept;                          /* as for mamba3 */
 } krait_mamba3_inner_args;
 KRAIT_API int32_t krait_mamba3_inner(const krait_ctx *ctx, const krait_mamba3_inner_args *args);
 
-/* columns, BC, dt, log_decay and y are those of the forward call; absent ones are recomputed. */
+/* columns, BC, dt, log_decay, y and kept are those of the forward call; absent ones are recomputed. */
 typedef struct krait_mamba3_inner_bwd_args {
   krait_call call; /* flags as forward, and what follows, but out, of which dout is the gradient */
   int64_t P, G, M;
   float A_floor, BC_eps, eps;
   int32_t reserved;
   krait_tensor x, in_proj_weight, dt_bias, B_norm, C_norm, B_bias, C_bias, Dvec, mimo_x, mimo_z, mimo_o, norm_weight,
-      out_proj_weight, initial_angles, initial_states, initial_B, initial_x, cu_seqlens, columns, BC, dt, log_decay, y;
+      out_proj_weight, initial_angles, initial_states, initial_B, initial_x, cu_seqlens, columns, BC, dt, log_decay, y,
+      kept;
   krait_tensor dout, dfinal_angles, dfinal_states, dfinal_B, dfinal_x; /* like their tensors; all but dout or absent */
   krait_tensor dx, din_proj_weight, ddt_bias, dB_norm, dC_norm, dB_bias, dC_bias, dDvec, dmimo_x, dmimo_z, dmimo_o,
       dnorm_weight, dout_proj_weight, dinitial_angles, dinitial_states, dinitial_B, dinitial_x; /* like their inputs */

@@ -139,7 +139,9 @@ static void scan_mamba3_block(const mamba3_inner *i, kr_tensor z, kr_tensor x, k
           .final_angles = mamba3_block_view(i, b->final_angles),
           .final_states = mamba3_block_view(i, b->final_states),
           .final_B = mamba3_block_view(i, b->final_B),
-          .final_x = mamba3_block_view(i, b->final_x)});
+          .final_x = mamba3_block_view(i, b->final_x),
+          .n_kept = b->kept ? kr_graph_dims(i->g, b->kept).size[2] : 0,
+          .kept = mamba3_block_view(i, b->kept)});
 }
 
 static void mix_mamba3(const mamba3_inner *i, kr_tensor columns, kr_tensor y) {

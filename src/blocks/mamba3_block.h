@@ -15,6 +15,7 @@ typedef struct kr_mamba3_block {
   kr_tensor out, final_angles, final_states, final_B, final_x; /* written; out (B,L,D), or (B,L,HP) */
   /* (B,L,...): written if given (0: temporaries of the block); afterwards, the tensors with these values. */
   kr_tensor columns, BC, dt, log_decay, y;
+  kr_tensor kept; /* (B,H,n_kept) of the scan, or 0 */
 } kr_mamba3_block;
 
 void kr_mamba3_block_record(kr_graph *g, kr_mamba3_block *block);

@@ -78,17 +78,33 @@ static double apart(const float *got, const float *want, int n) {
   return sqrt(difference / all);
 }
 
+/* The gradient of a call, given what the forward call keeps for it. */
+static void run_kept(const krait_ctx *ctx, const kr_mamba3_bwd_args *of, uint16_t *out, float *kept, int64_t n) {
+  kr_mamba3_args forward = {.call.size = sizeof forward};
+  kr_mamba3_bwd_args a = *of;
+  memcpy((char *)&forward + sizeof(kr_call), (const char *)of + sizeof(kr_call),
+         offsetof(kr_mamba3_args, out) - sizeof(kr_call));
+  assert_true(a.H * (a.n_kept = (a.L + 63) / 64 * (6208 + a.M) + 1) == n);
+  forward.n_kept = a.n_kept, forward.out = a.x, forward.out.data = out;
+  forward.kept = a.kept = (kr_view){kept, {a.H * a.n_kept, a.n_kept, 1}, KRAIT_F32, 0};
+  memset(kept, 0xff, (size_t)n * sizeof *kept);
+  run_row(ctx, "mamba3", "cuda_hopper", &forward);
+  run_row(ctx, "mamba3_bwd", "cuda_hopper", &a);
+}
+
 /* Gradients of which dB and dC are summed over heads where they are made: shares of heads to a block, tokens that fill
  * no chunk; of a head with NaN, which is computed again, only what the equations send it to; with a gradient of the
- * last keys; and of a head whose states, or their gradients, leave float16's range, which no result does. */
+ * last keys; and of a head whose states, or their gradients, leave float16's range, which no result does. All of this
+ * also with what the forward call kept. */
 static void heads_give_gradients_without_rows(void **state) {
   enum { L = 150, HEADS = 6, G = 2, P = 16, N = 128, M = 12, BAD = 77, ROWS = L * HEADS * P, STATES = L * G * N };
-  static _Alignas(64) uint16_t x[ROWS], z[ROWS], dout[ROWS], B[STATES], C[STATES], outs[2][2 * ROWS + 2 * STATES],
-      ends[HEADS * N];
+  static _Alignas(64) uint16_t x[ROWS], z[ROWS], dout[ROWS], B[STATES], C[STATES], outs[3][2 * ROWS + 2 * STATES],
+      ends[HEADS * N], out[ROWS];
   static float dt[L * HEADS], decay[L * HEADS], trap[L * HEADS], angles[L * M], bias[HEADS * N], D[HEADS];
   enum { PLAIN = 2, NANS = 4, ENDS = 4, STATES_OUT, GRADIENTS_OUT }; /* calls before the first two; or that one */
   enum { VALUES = 3 * L * HEADS + L * M + 2 * HEADS * N + HEADS };
-  static float values[2][VALUES], wide[2][2 * ROWS + 2 * STATES];
+  static float values[3][VALUES], wide[3][2 * ROWS + 2 * STATES];
+  static _Alignas(64) float kept[HEADS * ((L + 63) / 64 * (6208 + M) + 1)];
   (void)state;
   if (!(kr_cuda_built_tiers() & KRAIT_CAP_CUDA_HOPPER)) skip();
   fill_random(trap, L * HEADS), fill_random(angles, L * M), fill_random(bias, HEADS * N), fill_random(D, HEADS);
@@ -121,7 +137,8 @@ static void heads_give_gradients_without_rows(void **state) {
     a.dt = a.log_decay = a.trap = steps, a.dt.data = dt, a.log_decay.data = decay, a.trap.data = trap;
     a.B_bias = a.C_bias = (kr_view){bias, {N, N, 1}, KRAIT_F32, 0}, a.Dvec = (kr_view){D, {1}, KRAIT_F32, 0};
     a.angles = (kr_view){angles, {L * M, M, 0, 1}, KRAIT_F32, 0};
-    for (int k = 0; k < 2; k++) {
+    int64_t launches[3] = {0};
+    for (int k = 0; k < 3; k++) {
       float *to = values[k];
       a.dx = a.dz = a.x, a.dB = a.dC = a.Bmat, a.ddt = a.dtrap = a.dlog_decay = steps, a.dangles = a.angles;
       a.dB_bias = a.dC_bias = a.B_bias, a.dDvec = a.Dvec;
@@ -130,7 +147,12 @@ static void heads_give_gradients_without_rows(void **state) {
       a.ddt.data = to, a.dtrap.data = to += L * HEADS, a.dlog_decay.data = to += L * HEADS;
       a.dangles.data = to += L * HEADS, a.dB_bias.data = to += L * M, a.dC_bias.data = to += HEADS * N;
       a.dDvec.data = to + HEADS * N;
-      run_row(ctx, "mamba3_bwd", k ? "cuda_hopper" : "ref", &a);
+      launches[k] = -kr_emulated_launches();
+      if (k < 2)
+        run_row(ctx, "mamba3_bwd", k ? "cuda_hopper" : "ref", &a);
+      else
+        run_kept(ctx, &a, out, kept, sizeof kept / sizeof *kept);
+      launches[k] += kr_emulated_launches();
       for (int n = 0; n < 2 * ROWS + 2 * STATES; n++)
         wide[k][n] = is_f16 ? kr_f16_to_float(outs[k][n]) : kr_bf16_to_float(outs[k][n]);
     }
@@ -140,12 +162,16 @@ static void heads_give_gradients_without_rows(void **state) {
     } of_rows[] = {{"dx", ROWS}, {"dz", ROWS}, {"dB", STATES}, {"dC", STATES}},
       of_values[] = {{"ddt", L * HEADS},     {"dtrap", L * HEADS},   {"dlog_decay", L * HEADS}, {"dangles", L * M},
                      {"dB_bias", HEADS * N}, {"dC_bias", HEADS * N}, {"dDvec", HEADS}};
-    for (size_t k = 0, at = 0; k < sizeof of_rows / sizeof *of_rows; at += (size_t)of_rows[k++].n)
-      compare_gradients(of_rows[k].name, wide[1] + at, wide[0] + at, of_rows[k].n);
-    for (size_t k = 0, at = 0; k < sizeof of_values / sizeof *of_values; at += (size_t)of_values[k++].n)
-      compare_gradients(of_values[k].name, values[1] + at, values[0] + at, of_values[k].n);
     enum { ANGLES = 3 * L * HEADS }; /* whose gradients are sums over all later tokens, which largely cancel */
-    if (i < PLAIN) assert_true(apart(values[1] + ANGLES, values[0] + ANGLES, L * M) < 0.01);
+    for (int way = 1; way < 3; way++) {
+      for (size_t k = 0, at = 0; k < sizeof of_rows / sizeof *of_rows; at += (size_t)of_rows[k++].n)
+        compare_gradients(of_rows[k].name, wide[way] + at, wide[0] + at, of_rows[k].n);
+      for (size_t k = 0, at = 0; k < sizeof of_values / sizeof *of_values; at += (size_t)of_values[k++].n)
+        compare_gradients(of_values[k].name, values[way] + at, values[0] + at, of_values[k].n);
+      if (i < PLAIN) assert_true(apart(values[way] + ANGLES, values[0] + ANGLES, L * M) < 0.01);
+    }
+    const int forward = 5, saved = i == ENDS ? 0 : 3; /* sums of turns, what is before them, the walk */
+    assert_int_equal(launches[2], launches[1] + forward - saved);
     krait_ctx_close(&ctx);
   }
 }
@@ -217,11 +243,67 @@ static void gradients_of_angles_are_close(void **state) {
   }
 }
 
+/* A block passes on what its scan keeps: its gradient is the same within the rounding of the output before the gate, by
+ * three launches fewer; where no warpgroups scan, such a call is refused. */
+static void blocks_keep_what_scans_keep(void **state) {
+  enum { L = 150, HEADS = 8, P = 16, N = 128, M = 8, WIDTH = 2 * HEADS * P + 2 * N + 3 * HEADS + M };
+  enum { ROWS = L * HEADS * P, KEPT = (L + 63) / 64 * (6208 + M) + 1 };
+  static _Alignas(64) uint16_t x[L * WIDTH], dx[2][L * WIDTH], out[2][ROWS], dout[ROWS], BC[L * 2 * N];
+  static _Alignas(64) float steps_of[2][L * HEADS], norm[N], bias[HEADS * N], kept[HEADS * KEPT], wide[2][L * WIDTH];
+  (void)state;
+  if (!(kr_cuda_built_tiers() & KRAIT_CAP_CUDA_HOPPER)) skip();
+  is_f16 = 0;
+  fill(x, L * WIDTH, 37, 101), fill(dout, ROWS, 43, 79), fill_random(bias, HEADS * N);
+  for (int i = 0; i < N; i++) norm[i] = 1 + 0.01f * (float)(i % 5);
+  kr_emulated_blocks_in_order(1);
+  for (int is_old = 0; is_old < 2; is_old++) {
+    krait_ctx *ctx = NULL;
+    const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
+    setenv("KR_FAKE_CUDA",
+           is_old ? "capability=80,shared=166912,multiprocessors=16" : "capability=90,shared=232448,multiprocessors=16",
+           1);
+    assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+    kr_mamba3_inner_bwd_args d = {.call.size = sizeof d, .B = 1, .L = L, .H = HEADS, .P = P, .N = N, .G = 1, .R = 1};
+    d.V = 1, d.M = M, d.A_floor = 1e-4f, d.BC_eps = d.eps = 1e-5f;
+    d.x = d.dx = (kr_view){x, {L * WIDTH, WIDTH, 1}, KRAIT_BF16, 0};
+    d.B_norm = d.C_norm = (kr_view){norm, {1}, KRAIT_F32, 0};
+    d.B_bias = d.C_bias = (kr_view){bias, {N, N, 1}, KRAIT_F32, 0};
+    d.BC = (kr_view){BC, {L * 2 * N, 2 * N, 1}, KRAIT_BF16, 0};
+    d.dt = d.log_decay = (kr_view){steps_of[0], {L * HEADS, HEADS, 1}, KRAIT_F32, 0}, d.log_decay.data = steps_of[1];
+    d.dout = (kr_view){dout, {ROWS, HEADS * P, 1}, KRAIT_BF16, 0};
+    int64_t launches[2];
+    for (int k = 0; k < 2; k++) {
+      kr_mamba3_inner_args a = {.call.size = sizeof a};
+      if (k) d.n_kept = KEPT, d.kept = (kr_view){kept, {HEADS * KEPT, KEPT, 1}, KRAIT_F32, 0};
+      memcpy((char *)&a + sizeof a.call, (char *)&d + sizeof a.call,
+             offsetof(kr_mamba3_inner_args, out) - sizeof a.call);
+      a.BC = d.BC, a.dt = d.dt, a.log_decay = d.log_decay, a.kept = d.kept, a.out = d.dout, a.out.data = out[k];
+      if (k && is_old) {
+        a.call.scratch = aligned_alloc(256, 1 << 24), a.call.scratch_bytes = 1 << 24;
+        assert_true(row_named("mamba3_inner", "cuda_ampere_composed")->run(ctx, &a) < 0);
+        free(a.call.scratch);
+        break;
+      }
+      run_row(ctx, "mamba3_inner", "cuda_ampere_composed", &a);
+      d.dx.data = dx[k], launches[k] = -kr_emulated_launches();
+      run_row(ctx, "mamba3_inner_bwd", "cuda_ampere_composed", &d);
+      launches[k] += kr_emulated_launches();
+      for (int i = 0; i < L * WIDTH; i++) wide[k][i] = kr_bf16_to_float(dx[k][i]);
+    }
+    if (!is_old) {
+      assert_int_equal(launches[1], launches[0] - 3);
+      assert_memory_equal(out[0], out[1], sizeof out[0]);
+      assert_true(apart(wide[1], wide[0], L * WIDTH) < 0.004);
+    }
+    krait_ctx_close(&ctx);
+  }
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(heads_are_scanned_without_rows),
-                                     cmocka_unit_test(heads_give_gradients_without_rows),
-                                     cmocka_unit_test(gradients_of_angles_are_close)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(heads_are_scanned_without_rows), cmocka_unit_test(heads_give_gradients_without_rows),
+      cmocka_unit_test(gradients_of_angles_are_close), cmocka_unit_test(blocks_keep_what_scans_keep)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

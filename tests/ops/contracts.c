@@ -261,6 +261,8 @@ static const rule rules[] = {
     LEAST(mamba3, B, 0), LEAST(mamba3, H, 1), LEAST(mamba3, R, 1), LEAST(mamba3_step, P, 1),
     {"mamba3", AT(mamba3, R), SIZE, 65, SHAPE, "R is 65, must be at most 64", 0},
     {"mamba3", AT(mamba3, M), SIZE, 2, SHAPE, "N is 2, must be at least 4", 0},
+    {"mamba3", AT(mamba3, n_kept), SIZE, 2, SHAPE, "n_kept without kept is 2", 0},
+    {"mamba3_bwd", AT(mamba3_bwd, kept), PRESENT, KRAIT_F32, SHAPE, "n_kept is 0, must be", 0},
     LEAST(ssd, B, 0), LEAST(ssd, L, 0),
     LEAST(ssd, H, 1), LEAST(ssd, P, 1),
     LEAST(ssd, N, 1), LEAST(ssd, G, 1),

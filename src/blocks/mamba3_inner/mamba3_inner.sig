@@ -14,7 +14,7 @@ op mamba3_inner
   size M >= 1
   size N >= 2M
   size S >= 0
-  size D >= 0
+  size D n_kept >= 0
   field A_floor float 1e-4
   field BC_eps float 1e-5
   field eps float 1e-5
@@ -49,12 +49,13 @@ op mamba3_inner
   dt               out? activation  f32     (B,L,H)        chance 0.4
   log_decay        out? activation  f32     (B,L,H)        chance 0.4
   y                out? activation  same x  (B,L,H*P)      chance 0.4  absent with D == 0
+  kept             out? state       f32     (B,H,n_kept)   chance 0
 
 op mamba3_inner_bwd
   forward mamba3_inner
   reads x in_proj_weight dt_bias B_norm C_norm B_bias C_bias Dvec mimo_x mimo_z mimo_o norm_weight out_proj_weight
   reads initial_angles initial_states initial_B initial_x cu_seqlens
-  reads columns BC dt log_decay y
+  reads columns BC dt log_decay y kept
   dout              in    of out
   dfinal_angles     in?   of final_angles    float
   dfinal_states     in?   of final_states    float

@@ -82,7 +82,7 @@ static void record_mamba3_inner_forward(kr_graph *g, const void *args, int32_t d
   OUTPUT(columns, KR_DIMS(a->B, a->L, mamba3_width(a)));
   OUTPUT(BC, KR_DIMS(a->B, a->L, 2 * mamba3_vectors(a)));
   OUTPUT(dt, KR_DIMS(a->B, a->L, a->H)), OUTPUT(log_decay, KR_DIMS(a->B, a->L, a->H));
-  OUTPUT(y, KR_DIMS(a->B, a->L, a->H * a->P));
+  OUTPUT(y, KR_DIMS(a->B, a->L, a->H * a->P)), OUTPUT(kept, KR_DIMS(a->B, a->H, a->n_kept));
 #undef OUTPUT
   kr_mamba3_block_record(g, b);
 }
@@ -113,6 +113,7 @@ static void record_mamba3_inner_backward(kr_graph *g, const void *args, int32_t 
   b->final_states = seed_mamba3_state(&r, 1, &d->dfinal_states, "dfinal_states");
   b->final_B = seed_mamba3_state(&r, 2, &d->dfinal_B, "dfinal_B");
   b->final_x = seed_mamba3_state(&r, 3, &d->dfinal_x, "dfinal_x");
+  if (kr_has(&d->kept)) b->kept = kr_graph_temp(g, KRAIT_F32, KR_DIMS(d->B, d->H, d->n_kept));
   kr_mamba3_block_record(g, b);
 #define WANT(field) want_of_mamba3(&r, "d" #field, b->field, &d->d##field)
   WANT(x), WANT(in_proj_weight), WANT(dt_bias), WANT(B_norm), WANT(C_norm), WANT(B_bias), WANT(C_bias), WANT(Dvec);
@@ -125,6 +126,7 @@ static void record_mamba3_inner_backward(kr_graph *g, const void *args, int32_t 
   kr_graph_use_kept(g, args, &d->dt, "dt", b->dt);
   kr_graph_use_kept(g, args, &d->log_decay, "log_decay", b->log_decay);
   if (b->out_proj_weight) kr_graph_use_kept(g, args, &d->y, "y", b->y);
+  kr_graph_use_kept(g, args, &d->kept, "kept", b->kept);
 }
 
 KR_GRAPH_IMPL(mamba3_inner_composed, mamba3_inner, record_mamba3_inner_forward, KRAIT_F32, 0)

@@ -182,7 +182,7 @@ typedef struct kr_ssd_bwd_args {
 
 typedef struct kr_mamba3_args {
   kr_call call;
-  int64_t B, L, H, P, N, G, R, M, S;
+  int64_t B, L, H, P, N, G, R, M, S, n_kept;
   float eps;
   int32_t reserved;
   kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;
@@ -190,11 +190,12 @@ typedef struct kr_mamba3_args {
   kr_view cu_seqlens;
   kr_view out;
   kr_view final_angles, final_states, final_B, final_x;
+  kr_view kept;
 } kr_mamba3_args;
 
 typedef struct kr_mamba3_bwd_args {
   kr_call call;
-  int64_t B, L, H, P, N, G, R, M, S;
+  int64_t B, L, H, P, N, G, R, M, S, n_kept;
   float eps;
   int32_t reserved;
   kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;
@@ -205,6 +206,7 @@ typedef struct kr_mamba3_bwd_args {
   kr_view dx, dlog_decay, ddt, dtrap, dB, dC, dB_bias, dC_bias, dangles, dDvec, dz;
   kr_view dmimo_x, dmimo_z, dmimo_o, dnorm_weight;
   kr_view dinitial_angles, dinitial_states, dinitial_B, dinitial_x;
+  kr_view kept;
 } kr_mamba3_bwd_args;
 
 typedef struct kr_mamba3_step_args {
@@ -309,7 +311,7 @@ typedef struct kr_mamba2_inner_bwd_args {
 
 typedef struct kr_mamba3_inner_args {
   kr_call call;
-  int64_t B, L, K, H, P, N, G, R, V, M, S, D;
+  int64_t B, L, K, H, P, N, G, R, V, M, S, D, n_kept;
   float A_floor, BC_eps, eps;
   int32_t reserved;
   kr_view x, in_proj_weight, dt_bias, B_norm, C_norm, B_bias, C_bias, Dvec, mimo_x, mimo_z, mimo_o, norm_weight,
@@ -318,19 +320,19 @@ typedef struct kr_mamba3_inner_args {
   kr_view cu_seqlens;
   kr_view out;
   kr_view final_angles, final_states, final_B, final_x;
-  kr_view columns, BC, dt, log_decay, y;
+  kr_view columns, BC, dt, log_decay, y, kept;
 } kr_mamba3_inner_args;
 
 typedef struct kr_mamba3_inner_bwd_args {
   kr_call call;
-  int64_t B, L, K, H, P, N, G, R, V, M, S, D;
+  int64_t B, L, K, H, P, N, G, R, V, M, S, D, n_kept;
   float A_floor, BC_eps, eps;
   int32_t reserved;
   kr_view x, in_proj_weight, dt_bias, B_norm, C_norm, B_bias, C_bias, Dvec, mimo_x, mimo_z, mimo_o, norm_weight,
       out_proj_weight;
   kr_view initial_angles, initial_states, initial_B, initial_x;
   kr_view cu_seqlens;
-  kr_view columns, BC, dt, log_decay, y;
+  kr_view columns, BC, dt, log_decay, y, kept;
   kr_view dout;
   kr_view dfinal_angles, dfinal_states, dfinal_B, dfinal_x;
   kr_view dx, din_proj_weight, ddt_bias, dB_norm, dC_norm, dB_bias, dC_bias, dDvec, dmimo_x, dmimo_z, dmimo_o,

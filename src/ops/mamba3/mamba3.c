@@ -22,8 +22,20 @@ static int32_t check_mamba3_sequences(const char *op, const kr_view *cu_seqlens,
   return kr_need_size(op, "S", S, 1, INT32_MAX);
 }
 
+static int32_t check_mamba3_kept(const char *op, const kr_mamba3_inputs *in, int64_t n_kept, const kr_view *kept) {
+  if (!kr_has(kept)) return kr_need_size(op, "n_kept without kept", n_kept, 0, 0);
+  const int64_t wanted = kr_mamba3_n_kept(in->L, in->M);
+  KR_TRY(kr_need_size(op, "n_kept", n_kept, wanted, wanted));
+  KR_CHECK(kept->stride[2] == 1 && (in->H < 2 || kept->stride[1] == n_kept) &&
+               (in->B < 2 || kept->stride[0] == in->H * n_kept) && (uintptr_t)kept->data % 16 == 0,
+           KRAIT_ERR_ARGUMENT, "%s: kept must be dense, from a multiple of 16 bytes on", op);
+  return KRAIT_OK;
+}
+
 static int32_t check_mamba3_rules(const void *args) {
   const kr_mamba3_args *a = args;
+  const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
+  KR_TRY(check_mamba3_kept("mamba3", &in, a->n_kept, &a->kept));
   KR_TRY(check_mamba3_sequences("mamba3", &a->cu_seqlens, a->B, a->S));
   return check_mamba3_states("mamba3", (const kr_view *const[]){&a->initial_angles, &a->initial_states, &a->initial_B,
                                                                 &a->initial_x});
@@ -31,6 +43,8 @@ static int32_t check_mamba3_rules(const void *args) {
 
 static int32_t check_mamba3_bwd_rules(const void *args) {
   const kr_mamba3_bwd_args *a = args;
+  const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
+  KR_TRY(check_mamba3_kept("mamba3_bwd", &in, a->n_kept, &a->kept));
   KR_TRY(check_mamba3_sequences("mamba3_bwd", &a->cu_seqlens, a->B, a->S));
   return check_mamba3_states("mamba3_bwd", (const kr_view *const[]){&a->initial_angles, &a->initial_states,
                                                                     &a->initial_B, &a->initial_x});

@@ -11,7 +11,7 @@ op mamba3
   size R 1..64
   size M >= 0
   size N >= 2M
-  size S >= 0
+  size S n_kept >= 0
   field eps float 1e-5
   gradient mamba3_bwd
   bench "B=1,L=2048,H=24,P=64,N=128,G=1,R=1,M=32,S=0"
@@ -40,6 +40,7 @@ op mamba3
   final_states     out? state       f32     (S,H,P,N) with cu_seqlens else (B,H,P,N)
   final_B          out? state       float   (S,R,H,N) with cu_seqlens else (B,R,H,N)
   final_x          out? state       float   (S,H,P) with cu_seqlens else (B,H,P)
+  kept             out? state       f32     (B,H,n_kept)  chance 0
 
 op mamba3_bwd
   forward mamba3
@@ -69,6 +70,7 @@ op mamba3_bwd
   dinitial_states  out? of initial_states  bound 5e-5  absent without initial_states
   dinitial_B       out? of initial_B       bound 1e-4  absent without initial_B
   dinitial_x       out? of initial_x       bound 1e-4  absent without initial_x
+  reads kept
 
 op mamba3_step
   flags KRAIT_MAMBA3_HALVES 0.5

@@ -43,6 +43,7 @@ typedef struct gradient {
   kr_ssd_args ssd;
   kr_ssd_bwd_args ssd_bwd;
   kr_mamba3_walk_params walk; /* of a walked call */
+  int has_kept;               /* states, output before the gate and so on are those of the forward call */
   kr_mamba3_inner_params *inner; /* or absent: chunks by mamba3_inner.cu; set when the SSD's gradient runs */
   uint64_t at; /* of the SSD's scratch */
   int type;
@@ -67,6 +68,14 @@ static int has_inner(const krait_ctx *ctx, const kr_mamba3_bwd_params *p) {
   return f->is_walked && f->N > 64 && f->M > 0 && f->M <= KR_MAMBA3_INNER_M && !kr_has(&p->dfinal_angles) &&
          !kr_has(&p->dfinal_states) && !kr_has(&p->dfinal_B) &&
          kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED;
+}
+
+/* Whether it takes what the forward call kept, whose conditions are kr_mamba3_keeps'. */
+static int takes_kept(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in,
+                      const kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
+  return kr_has(&a->kept) && has_inner(ctx, p) && kr_mamba3_keeps(ctx, core, in) &&
+         kr_ssd_boxes_take(&p->dout, in->B, in->L, in->H) &&
+         (!kr_has(&p->dz) || kr_ssd_boxes_take(&p->dz, in->B, in->L, in->H));
 }
 
 /* Whether the call is plain or direct, or its ranks are in vectors; its tiles then. */
@@ -137,7 +146,9 @@ static gradient gradient_of(const krait_ctx *ctx, const kr_mamba3_core *core, co
   g.at = place_gradient(&g.p, scratch, g.type);
   if (g.p.f.is_walked) {
     g.walk = kr_mamba3_walk_of(ctx, &g.p.f, scratch, &g.at);
-    g.p.f.packets = g.walk.f.packets, g.p.f.packet_bytes = g.walk.f.packet_bytes;
+    g.has_kept = takes_kept(ctx, core, &g.in, &g.p, a);
+    if (g.has_kept) kr_mamba3_use_kept(&g.walk, &a->kept);
+    g.p.f.packets = g.walk.f.packets, g.p.f.packet_bytes = g.walk.f.packet_bytes, g.p.f.dots = g.walk.f.dots;
   }
   g.ssd = kr_mamba3_ssd(core, &g.in, &g.p.f, &a->call, scratch + g.at);
   if (!g.p.f.is_direct) g.ssd.out = kr_mamba3_rows_of(&g.p.f, g.p.f.y, g.p.f.row_P, g.type);
@@ -165,6 +176,7 @@ static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int whi
 static int32_t make_walked(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S) {
   const gradient *const g = user;
   kr_mamba3_walk_params w = g->walk;
+  if (g->has_kept) return KRAIT_OK; /* the walk back makes dy and dz */
   w.f.out = (kr_view){.data = forward->out.data,
                       .dtype = g->type,
                       .stride = {forward->out.b, forward->out.t, forward->out.h, forward->out.n}};
@@ -206,6 +218,17 @@ static int32_t launch_inner_again(const krait_ctx *ctx, const gradient *g, const
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[g->type], &grid, g->inner, sizeof *g->inner);
 }
 
+/* The gradients of the states after chunks; of kept tensors dy and dz, too. */
+static int32_t walk_back(const krait_ctx *ctx, const gradient *g, const kr_ssd_bwd_params *p) {
+  const kr_ssd_tensor *const d = &p->f.dout;
+  const kr_view dy = {.data = d->data, .dtype = g->type, .stride = {d->b, d->t, d->h, d->n}};
+  kr_mamba3_walk_params w = g->walk;
+  w.f.x = g->has_kept ? g->p.dout : dy, w.dz = g->p.dz;
+  if (!g->has_kept) w.f.z.data = w.dz.data = NULL;
+  w.S = p->M, w.S_bytes = 2 * KR_SSD_HOPPER_TILE, w.spoilt = p->f.spoilt;
+  return kr_mamba3_launch_walk_back(ctx, &w, g->has_kept ? &dy : &w.dz, g->type, g->ssd_bwd.call.stream);
+}
+
 /* The SSD's gradient is one of every head's keys and queries; here B and C have groups again. */
 static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_params *p) {
   const gradient *const g = user;
@@ -214,6 +237,7 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
   p->dB = kr_ssd_sequence(&g->p.dB, 0, f->L), p->dC = kr_ssd_sequence(&g->p.dC, 0, f->L);
   p->sum_B.b = p->sum_C.b = f->L * f->G * f->N, p->sum_B.t = p->sum_C.t = (int64_t)f->G * f->N;
   p->sum_B.h = p->sum_C.h = f->N, p->leaves_sums = p->n_splits > 1; /* in dk and dq, which are needed later */
+  if (g->has_kept) p->S = g->walk.S;
   *g->inner = (kr_mamba3_inner_params){.q = *p,
                                        .B = f->Bmat,
                                        .C = f->Cmat,
@@ -233,12 +257,7 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
                                        .biases = g->p.biases,
                                        .M = f->M,
                                        .packet_bytes = f->packet_bytes};
-  kr_mamba3_walk_params back = g->walk;
-  back.f.x = (kr_view){
-      .data = p->f.dout.data, .dtype = g->type, .stride = {p->f.dout.b, p->f.dout.t, p->f.dout.h, p->f.dout.n}};
-  back.f.z = (kr_view){.data = NULL};
-  back.S = p->M, back.S_bytes = 2 * KR_SSD_HOPPER_TILE, back.spoilt = p->f.spoilt;
-  KR_TRY(kr_mamba3_launch_walk_back(ctx, &back, g->type, g->ssd_bwd.call.stream));
+  KR_TRY(walk_back(ctx, g, p));
   KR_TRY(make_inner_maps(ctx, f, g->inner));
   const kr_grid grid = {.x = (uint32_t)f->n_chunks,
                         .y = (uint32_t)(f->G * p->n_splits),
@@ -263,7 +282,7 @@ static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const
   const kr_mamba3_bwd_params *const p = &g->p;
   const kr_grid chunks = kr_mamba3_grid((int64_t)p->f.n_chunks * p->f.H, p->f.B, stream),
                 sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
-  if (p->f.is_walked) return kr_mamba3_launch_packets(ctx, core, &g->walk, g->type, stream);
+  if (p->f.is_walked) return kr_mamba3_launch_packets(ctx, core, &g->walk, g->has_kept, g->type, stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
   if (p->f.is_direct) return KRAIT_OK;
   if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));

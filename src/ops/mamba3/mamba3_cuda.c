@@ -239,13 +239,21 @@ static kr_mamba3_walk_params walk_of(const krait_ctx *ctx, const kr_mamba3_args 
   const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
   kr_mamba3_params p = kr_mamba3_params_of(&in, 0);
   p.out = a->out;
-  return kr_mamba3_walk_of(ctx, &p, scratch, bytes);
+  kr_mamba3_walk_params w = kr_mamba3_walk_of(ctx, &p, scratch, bytes);
+  if (kr_has(&a->kept)) kr_mamba3_use_kept(&w, &a->kept);
+  return w;
+}
+
+/* A call asks for what its gradient takes only where that is left. */
+static const char *refuse_kept(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a) {
+  const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
+  return kr_has(&a->kept) && !(is_walk(ctx, core, a) && kr_mamba3_keeps(ctx, core, &in)) ? "kept" : NULL;
 }
 
 static int32_t run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a) {
   uint64_t bytes = 0;
   kr_mamba3_walk_params w = walk_of(ctx, a, a->call.scratch, &bytes);
-  KR_TRY(kr_mamba3_launch_packets(ctx, core, &w, a->x.dtype, a->call.stream));
+  KR_TRY(kr_mamba3_launch_packets(ctx, core, &w, 0, a->x.dtype, a->call.stream));
   KR_TRY(kr_mamba3_launch_walk(ctx, &w, &(kr_view){.data = NULL}, a->x.dtype, a->call.stream));
   return kr_mamba3_walk_again(ctx, &w, a->call.stream);
 }
@@ -253,8 +261,9 @@ static int32_t run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const 
 static const char *refuse_mamba3_scan(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   const scan s = scan_of(core, args, kr_mamba3_nowhere());
-  if (kr_mamba3_refuse(core, &s.in)) return kr_mamba3_refuse(core, &s.in);
-  return core->ssd.refuse(ctx, &s.ssd);
+  const char *why = kr_mamba3_refuse(core, &s.in);
+  if (!why) why = refuse_kept(ctx, core, args);
+  return why ? why : core->ssd.refuse(ctx, &s.ssd);
 }
 
 static uint64_t scan_scratch(const krait_ctx *ctx, const void *args, int which) {

@@ -50,15 +50,21 @@ kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in
 /* Whether warpgroups turn keys and queries as they read B and C, so that a scan needs no rows (mamba3_walk_cuda.c); if
  * it has no states after sequences, and its output takes vectors. */
 int kr_mamba3_walks(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in);
+/* Whether such a call, if it is walked, leaves in `kept` what its gradient takes instead of a walk of its own. */
+int kr_mamba3_keeps(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in);
+/* Of such a call: where in `kept` is what the walk leaves; of its gradient: where it is. */
+void kr_mamba3_use_kept(kr_mamba3_walk_params *w, const kr_view *kept);
 /* The walk of a call whose params are f, and its scratch from *at on, which is advanced. */
 kr_mamba3_walk_params kr_mamba3_walk_of(const krait_ctx *ctx, const kr_mamba3_params *f, char *scratch, uint64_t *at);
-/* Its packets; then the walk itself; dout: of the gradient, else absent. */
+/* Its packets (has_sums: of chunks' turns, are there); then the walk itself; dout: of the gradient, else absent. */
 int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_walk_params *w,
-                                 int type, void *stream);
+                                 int has_sums, int type, void *stream);
 int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
                               void *stream);
-/* The gradients of the states after chunks, of the gradient's walk: to S; w->f.x: dy. */
-int32_t kr_mamba3_launch_walk_back(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, void *stream);
+/* The gradients of the states after chunks, of the gradient's walk: to S. w->f.x: dy; with w->y dout, and dy and w->dz
+ * are left. */
+int32_t kr_mamba3_launch_walk_back(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dy, int type,
+                                   void *stream);
 /* Scans heads that met NaN or infinity again. */
 int32_t kr_mamba3_walk_again(const krait_ctx *ctx, const kr_mamba3_walk_params *w, void *stream);
 /* Fills the rows. */

@@ -55,6 +55,10 @@ static inline kr_view kr_mamba3_in_time(kr_view v, uint32_t flags, int64_t L) {
    (a)->initial_x,                              \
    (a)->cu_seqlens}
 
+/* Of a call that asks for what its gradient takes (`kept`): for a head and 64 tokens a state and the output before the
+ * gate in 16 bits, of 64 x 128 and 64 x 64, the tokens' products with themselves, turns; and a flag for the head. */
+static inline int64_t kr_mamba3_n_kept(int64_t L, int64_t M) { return (L + 63) / 64 * (4096 + 2048 + 64 + M) + 1; }
+
 /* One sequence: a batch entry, or a run of a packed one's tokens. row: of the states. */
 typedef struct kr_mamba3_sequence {
   int64_t b, row, begin, n;

@@ -1,6 +1,7 @@
 /* mamba3_packets.cu: what mamba3_walk.cu is given of each head's chunk, and the scan of heads that it could not do.
- *   kr_mamba3_packets     the sums of chunks' turns, for kr_mamba3_carry; launched again, packets, which also clears
- * the flags of heads and blocks kr_mamba3_walk_again  heads that met NaN or infinity, token by token */
+ *   kr_mamba3_turn_sums   the sums of chunks' turns, for kr_mamba3_carry
+ *   kr_mamba3_packets     packets; also clears the flags of heads and blocks
+ *   kr_mamba3_walk_again  heads that met NaN or infinity, token by token */
 #include "mamba3_views.cuh"
 #include "mamba3_walk_params.h"
 
@@ -14,11 +15,18 @@ enum {
 
 /* ---- turns ------------------------------------------------------------------------------------------------------- */
 
-/* turn_of_half for finite half, d below 100: 2^-15 of a turn by one addition, the rest by another. */
-KR_DEV uint32_t turn_of_usual(float half, float d) {
+/* turn_of_half for finite half, d below 100, as bits to be shifted: 2^-15 of a turn by one addition, the rest by
+ * another. Sums of both are those of turns. */
+enum { FINE_BITS = 0x3bc00000 }; /* of 0.005859375 */
+KR_DEV void split_turn(float half, float d, uint32_t &coarse_bits, uint32_t &fine_bits) {
   const float to_coarse = 384.0f, to_fine = 0.005859375f, turns = half * d, low = kr_fma(half, d, -turns),
               coarse = turns + to_coarse, fine = (turns - (coarse - to_coarse)) + low + to_fine;
-  return (kr_float_to_bits(coarse) << 17) + ((kr_float_to_bits(fine) - kr_float_to_bits(to_fine)) << 1);
+  coarse_bits += kr_float_to_bits(coarse), fine_bits += kr_float_to_bits(fine);
+}
+KR_DEV uint32_t turn_of_usual(float half, float d) {
+  uint32_t coarse = 0, fine = 0;
+  split_turn(half, d, coarse, fine);
+  return (coarse << 17) + ((fine - FINE_BITS) << 1);
 }
 
 /* near_rotation_of for what is finite, packed. */
@@ -44,18 +52,26 @@ typedef struct span_turns {
   int are_usual;       /* of the warp */
 } span_turns;
 
-/* halves: as turn_of_half takes them; dts: of the span's tokens. */
-KR_DEV span_turns sum_turns(const float (&halves)[SPAN], const float *dts) {
+/* Whether a warp's turns are what split_turn takes. */
+KR_DEV int are_finite(const float (&halves)[SPAN]) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) zero = kr_fma(halves[i], 0.0f, zero);
+  return !kr_any_lane(!(zero == 0));
+}
+KR_DEV int are_small(const float *dts) {
   const float last = dts[kr_thread() & (SPAN - 1)];
+  return !kr_any_lane(!(last * last < 1e4f));
+}
+
+/* halves: as turn_of_half takes them; dts: of the span's tokens. */
+KR_DEV span_turns sum_turns(const float (&halves)[SPAN], const float *dts, int are_usual) {
   kr_float4 d[SPAN / 4];
 #pragma unroll
   for (int i = 0; i < SPAN / 4; i++) d[i] = ((const kr_float4 *)dts)[i];
-  float zero = 0;
   span_turns v;
   uint32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < SPAN; i++) zero = kr_fma(halves[i], 0.0f, zero);
-  v.are_usual = !kr_any_lane(!(last * last < 1e4f) || !(zero == 0));
+  v.are_usual = are_usual;
   if (v.are_usual) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) v.turn[i] = sum += turn_of_usual(halves[i], d[i / 4].v[i % 4]);
@@ -64,6 +80,19 @@ KR_DEV span_turns sum_turns(const float (&halves)[SPAN], const float *dts) {
     for (int i = 0; i < SPAN; i++) v.turn[i] = sum = add_turns(sum, turn_of_half(halves[i], d[i / 4].v[i % 4]));
   }
   return v;
+}
+
+/* The sum of a span's turns alone. */
+KR_DEV uint32_t total_of(const float (&halves)[SPAN], const float *dts, int are_usual) {
+  uint32_t coarse = 0, fine = 0, sum = 0;
+  if (are_usual) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) split_turn(halves[i], dts[i], coarse, fine);
+    return (coarse << 17) + ((fine - SPAN * (uint32_t)FINE_BITS) << 1);
+  }
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) sum = add_turns(sum, turn_of_half(halves[i], dts[i]));
+  return sum;
 }
 
 KR_DEV void load_halves(const kr_mamba3_params &p, int b, int h, int64_t t0, int m, float (&halves)[SPAN]) {
@@ -135,10 +164,16 @@ KR_DEV float sum_lanes_up(float v) {
   return v;
 }
 
+/* Of the gradient: whether it takes what the forward call kept. */
+KR_DEV int has_kept(const kr_mamba3_walk_params &w) { return w.f.weight && w.y; }
+
 /* By a warp. A next token's share that is not finite is the next one's matter. For the gradient (p.weight), its SSD's
- * weights and decays, and the shares. */
-KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0, const float *dt, const float *trap,
-                            const float *log_decay, kr_mamba3_chunk_steps &to) {
+ * weights and decays, and the shares; given tokens' products with themselves, also what multiplies x beside them. */
+KR_DEV void put_chunk_steps(const kr_mamba3_walk_params &w, int b, int h, int64_t t0, const float *dt,
+                            const float *trap, const float *log_decay, kr_mamba3_chunk_steps &to) {
+  const kr_mamba3_params &p = w.f;
+  const int has_products = has_kept(w);
+  const float D = has_products && p.Dvec.data ? get(p.Dvec, h * p.Dvec.stride[0]) : 0.0f;
   const int lane = kr_thread() & 31;
   float a[2], weight[2], own[2];
 #pragma unroll
@@ -152,6 +187,7 @@ KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0,
     if (!p.weight || t0 + j >= p.L) continue;
     const int64_t place = ((int64_t)b * p.H + h) * p.L + t0 + j;
     p.weight[place] = weight[k], p.decay[place] = log_decay[j], p.gamma[place] = -share;
+    if (has_products) p.skips[place] = kr_fma(-share, p.dots[place], D);
   }
   a[0] = sum_lanes_up(a[0]), a[1] = sum_lanes_up(a[1]) + kr_shuffle_from(a[0], 31);
   const float total = kr_shuffle_from(a[1], 31);
@@ -172,51 +208,92 @@ KR_DEV uint32_t *sum_at(const kr_mamba3_params &p, int b, int h, int chunk, int 
   return p.angles_before + (((int64_t)b * p.H + h) * p.n_chunks + chunk) * p.M + m;
 }
 
-/* A block per chunk and w.packet_heads heads. w.puts: packets, else the sums of turns. */
+/* A block per chunk and w.packet_heads heads. */
+typedef struct part {
+  int chunk, first, n_heads, b, is_one; /* is_one: the angle of all heads */
+} part;
+KR_DEV part own_part(const kr_mamba3_walk_params &w) {
+  const int groups = (w.f.H + w.packet_heads - 1) / w.packet_heads, chunk = kr_block_x() / groups,
+            first = (kr_block_x() - chunk * groups) * w.packet_heads, left = w.f.H - first;
+  return part{chunk, first, left < w.packet_heads ? left : w.packet_heads, (int)kr_block_z(),
+              w.f.angles.stride[2] == 0};
+}
+
+/* The sums of turns. */
+KR_DEV void sum_chunks(const kr_mamba3_walk_params &w) {
+  KR_SHARED __attribute__((aligned(16))) float dts[HEADS][STAGED];
+  KR_SHARED uint32_t totals[WARPS][HEADS][32];
+  const kr_mamba3_params &p = w.f;
+  const part own = own_part(w);
+  const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
+  const int64_t t0 = (int64_t)own.chunk * CHUNK;
+  stage(p, p.dt, own.b, own.first, own.n_heads, t0, dts);
+  for (int m0 = 0; m0 < p.M; m0 += 32) {
+    float halves[SPAN];
+    const int m = m0 + lane;
+    int is_usual = 0;
+    kr_sync(); /* step sizes are there, totals have been read */
+#pragma unroll 1
+    for (int i = 0; i < own.n_heads; i++) {
+      if (i == 0 || !own.is_one)
+        load_halves(p, own.b, own.first + i, t0 + warp * SPAN, m, halves), is_usual = are_finite(halves);
+      const float *const of_span = dts[i] + warp * SPAN;
+      totals[warp][i][lane] = total_of(halves, of_span, is_usual && are_small(of_span));
+    }
+    kr_sync();
+    for (int i = warp; i < own.n_heads && m < p.M; i += WARPS) {
+      uint32_t sum = 0;
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) sum = add_turns(sum, totals[k][i][lane]);
+      *sum_at(p, own.b, own.first + i, own.chunk, m) = sum;
+    }
+  }
+}
+
 KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
   KR_SHARED __attribute__((aligned(16))) float dts[HEADS][STAGED], traps[HEADS][STAGED], decays[HEADS][STAGED];
   KR_SHARED uint32_t totals[2][WARPS][32];
   const kr_mamba3_params &p = w.f;
-  const int puts = w.puts, groups = (p.H + w.packet_heads - 1) / w.packet_heads, chunk = kr_block_x() / groups,
-            first = (kr_block_x() - chunk * groups) * w.packet_heads, b = kr_block_z(), lane = kr_thread() & 31,
-            warp = kr_thread() >> 5, n_heads = p.H - first < w.packet_heads ? p.H - first : w.packet_heads,
-            is_one = p.angles.stride[2] == 0;
+  const part own = own_part(w);
+  const int chunk = own.chunk, first = own.first, n_heads = own.n_heads, b = own.b, lane = kr_thread() & 31,
+            warp = kr_thread() >> 5;
   const int64_t t0 = (int64_t)chunk * CHUNK;
   stage(p, p.dt, b, first, n_heads, t0, dts);
-  if (puts) stage(p, p.trap, b, first, n_heads, t0, traps), stage(p, p.log_decay, b, first, n_heads, t0, decays);
+  stage(p, p.trap, b, first, n_heads, t0, traps), stage(p, p.log_decay, b, first, n_heads, t0, decays);
   kr_sync();
-  for (int h = warp; puts && h < n_heads; h += WARPS)
+  for (int h = warp; h < n_heads; h += WARPS)
     put_chunk_steps(
-        p, b, first + h, t0, dts[h], traps[h], decays[h],
+        w, b, first + h, t0, dts[h], traps[h], decays[h],
         *(kr_mamba3_chunk_steps *)(p.packets + (((int64_t)b * p.H + first + h) * p.n_chunks + chunk) * p.packet_bytes));
   int use = 0;
   for (int m0 = 0; m0 < p.M; m0 += 32) {
     float halves[SPAN];
-    const int m = m0 + lane, is_there = puts && m < p.M;
+    const int m = m0 + lane, is_there = m < p.M;
+    int is_usual = 0;
     uint32_t next = is_there ? *sum_at(p, b, first, chunk, m) : 0;
 #pragma unroll 1
     for (int i = 0; i < n_heads; i++, use++) {
       const int64_t unit = (int64_t)b * p.H + first + i;
       uint32_t before = next;
       if (is_there && i + 1 < n_heads) next = *sum_at(p, b, first + i + 1, chunk, m);
-      if (i == 0 || !is_one) load_halves(p, b, first + i, t0 + warp * SPAN, m, halves);
-      const span_turns v = sum_turns(halves, dts[i] + warp * SPAN);
+      if (i == 0 || !own.is_one)
+        load_halves(p, b, first + i, t0 + warp * SPAN, m, halves), is_usual = are_finite(halves);
+      const span_turns v = sum_turns(halves, dts[i] + warp * SPAN, is_usual && are_small(dts[i] + warp * SPAN));
       totals[use & 1][warp][lane] = v.turn[SPAN - 1];
       kr_sync();
-      for (int k = 0; k < (puts ? warp : (int)WARPS); k++) before = add_turns(before, totals[use & 1][k][lane]);
-      const int are_usual = puts && !kr_any_lane(before & 1) && v.are_usual;
-      if (puts)
-        put_rotations(v, before, are_usual, m < p.M, m,
-                      w.f.packets + (unit * p.n_chunks + chunk) * w.f.packet_bytes + KR_MAMBA3_STEPS_BYTES);
-      if (!puts && warp == 0 && m < p.M) *sum_at(p, b, first + i, chunk, m) = before;
+      for (int k = 0; k < warp; k++) before = add_turns(before, totals[use & 1][k][lane]);
+      put_rotations(v, before, !kr_any_lane(before & 1) && v.are_usual, is_there, m,
+                    w.f.packets + (unit * p.n_chunks + chunk) * w.f.packet_bytes + KR_MAMBA3_STEPS_BYTES);
     }
   }
 }
 
+KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_mamba3_turn_sums(const kr_mamba3_walk_params params) { sum_chunks(params); }
+
 KR_KERNEL void KR_BOUNDS(THREADS, 6) kr_mamba3_packets(const kr_mamba3_walk_params params) {
   const int64_t first = (int64_t)kr_block_x() * THREADS + kr_thread(), each = (int64_t)kr_grid_x() * THREADS;
-  const int clears = params.puts && kr_block_z() == 0;
-  for (int64_t i = first; clears && i < (int64_t)params.f.B * params.f.H; i += each) params.spoilt[i] = 0;
+  const int clears = kr_block_z() == 0, has_flags = has_kept(params);
+  for (int64_t i = first; clears && !has_flags && i < (int64_t)params.f.B * params.f.H; i += each) params.spoilt[i] = 0;
   for (int64_t i = first; clears && i < params.n_blocks; i += each) params.ready[i] = 0;
   make_packets(params);
 }

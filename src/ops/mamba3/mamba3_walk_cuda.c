@@ -1,10 +1,12 @@
 /* mamba3_walk_cuda.c: Mamba 3's scan on warpgroups without rows in memory: which calls it takes, its work partition,
  * its launches. */
 #include "mamba3_host.h"
+#include "mamba3_inner_params.h"
 #include "ssd/ssd_hopper_host.h"
 #include "status.h"
 
 static const kr_kernel carry_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_carry"),
+                       turn_sums_kernel = {"mamba3_packets", "kr_mamba3_turn_sums"},
                        packets_kernel = {"mamba3_packets", "kr_mamba3_packets"},
                        again_kernel = {"mamba3_packets", "kr_mamba3_walk_again"},
                        walk_kernel[3] = {{NULL, NULL},
@@ -43,6 +45,20 @@ int kr_mamba3_walks(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_m
          (!kr_has(&in->z) || (in->z.dtype == in->x.dtype && kr_ssd_boxes_take(&in->z, in->B, in->L, in->H)));
 }
 
+int kr_mamba3_keeps(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in) {
+  return kr_has(&in->z) && in->N > 64 && in->M > 0 && in->M <= KR_MAMBA3_INNER_M &&
+         kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED && kr_mamba3_walks(ctx, core, in);
+}
+
+void kr_mamba3_use_kept(kr_mamba3_walk_params *w, const kr_view *kept) {
+  const int64_t units = (int64_t)w->f.B * w->f.H, chunks = units * w->f.n_chunks;
+  w->S = kept->data, w->S_bytes = 2 * KR_SSD_HOPPER_TILE;
+  w->y = (unsigned char *)w->S + chunks * w->S_bytes;
+  w->f.dots = (float *)(w->y + chunks * KR_SSD_HOPPER_TILE);
+  w->f.angles_before = (uint32_t *)(w->f.dots + chunks * KR_MAMBA3_CHUNK);
+  w->spoilt = (int32_t *)(w->f.angles_before + chunks * w->f.M);
+}
+
 /* A multiprocessor's two blocks take four thirds of the time that one takes: so one block each, which hands a state on,
  * unless heads are more than that. */
 static void cut_walk(kr_mamba3_walk_params *w, int64_t n_multiprocessors) {
@@ -74,16 +90,25 @@ static int32_t make_walk_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_vie
   return v->data ? kr_ssd_hopper_map(ctx, map, &t, p->B, p->L, H, columns) : KRAIT_OK;
 }
 
-static int32_t make_walk_maps(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type) {
+/* Tensors that a walk has maps of besides its inputs, each or absent; q and k of some columns. */
+typedef struct beside {
+  kr_view q, k, dout;
+  int64_t columns;
+} beside;
+
+static int32_t make_walk_maps(const krait_ctx *ctx, kr_mamba3_walk_params *w, const beside *more) {
   const kr_mamba3_params *const p = &w->f;
-  const kr_view q = kr_mamba3_rows_of(p, p->q, p->row_N, type), k = kr_mamba3_rows_of(p, p->k, p->row_N, type);
   const struct {
     kr_ssd_map *map;
     const kr_view *v;
     int64_t H, columns;
-  } all[] = {{&w->x, &p->x, p->H, p->P},       {&w->z, &p->z, p->H, p->P}, {&w->Bmat, &p->Bmat, p->G, p->N},
-             {&w->Cmat, &p->Cmat, p->G, p->N}, {&w->q, &q, p->H, p->N},    {&w->k, &k, p->H, p->N},
-             {&w->dout, dout, p->H, p->P}};
+  } all[] = {{&w->x, &p->x, p->H, p->P},
+             {&w->z, &p->z, p->H, p->P},
+             {&w->Bmat, &p->Bmat, p->G, p->N},
+             {&w->Cmat, &p->Cmat, p->G, p->N},
+             {&w->q, &more->q, p->H, more->columns},
+             {&w->k, &more->k, p->H, more->columns},
+             {&w->dout, &more->dout, p->H, p->P}};
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = KRAIT_OK;
   for (size_t i = 0; i < sizeof all / sizeof *all && status == KRAIT_OK; i++)
@@ -93,42 +118,45 @@ static int32_t make_walk_maps(const krait_ctx *ctx, kr_mamba3_walk_params *w, co
 }
 
 int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_walk_params *w,
-                                 int type, void *stream) {
+                                 int has_sums, int type, void *stream) {
   const kr_mamba3_params *const p = &w->f;
   const uint64_t tier = KRAIT_CAP_CUDA_HOPPER;
-  kr_mamba3_walk_params puts = *w;
-  puts.puts = 1;
   const kr_grid packets = {.x = (uint32_t)p->n_chunks * (uint32_t)((p->H + w->packet_heads - 1) / w->packet_heads),
                            .y = 1,
                            .z = (uint32_t)p->B,
                            .block = KR_MAMBA3_PACKET_THREADS,
                            .stream = stream},
                 heads = kr_mamba3_grid((int64_t)p->B * p->H, 1, stream);
-  if (p->M) {
-    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, w, sizeof *w));
+  if (p->M && !has_sums) {
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &turn_sums_kernel, &packets, w, sizeof *w));
     KR_TRY(kr_mamba3_launch(ctx, core->tier, carry_kernel, type, &heads, p, sizeof *p));
   }
-  return kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, &puts, sizeof puts);
+  return kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, w, sizeof *w);
 }
 
-static int32_t launch_way(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
+static int32_t launch_way(const krait_ctx *ctx, kr_mamba3_walk_params *w, const beside *more, int warpgroups, int type,
                           const kr_kernel kernels[3], void *stream) {
   const kr_grid walk = {.x = (uint32_t)w->n_blocks,
                         .y = 1,
                         .z = 1,
-                        .block = KR_MAMBA3_WALK_THREADS,
+                        .block = (uint32_t)warpgroups * KR_MAMBA3_WALK_THREADS,
                         .shared_bytes = shared_bytes_of(w->f.M),
                         .stream = stream};
-  KR_TRY(make_walk_maps(ctx, w, dout, type));
+  KR_TRY(make_walk_maps(ctx, w, more));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[type], &walk, w, sizeof *w);
 }
 
 int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dout, int type,
                               void *stream) {
-  return launch_way(ctx, w, dout, type, walk_kernel, stream);
+  const kr_mamba3_params *const p = &w->f;
+  const beside more = {kr_mamba3_rows_of(p, p->q, p->row_N, type), kr_mamba3_rows_of(p, p->k, p->row_N, type), *dout,
+                       p->N};
+  return launch_way(ctx, w, &more, 1, type, walk_kernel, stream);
 }
-int32_t kr_mamba3_launch_walk_back(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, void *stream) {
-  return launch_way(ctx, w, &w->f.z, type, back_kernel, stream);
+int32_t kr_mamba3_launch_walk_back(const krait_ctx *ctx, kr_mamba3_walk_params *w, const kr_view *dy, int type,
+                                   void *stream) {
+  const beside more = {.q = *dy, .k = w->dz, .columns = w->f.P};
+  return launch_way(ctx, w, &more, w->y ? 2 : 1, type, back_kernel, stream);
 }
 
 int32_t kr_mamba3_walk_again(const krait_ctx *ctx, const kr_mamba3_walk_params *w, void *stream) {

@@ -7,7 +7,7 @@
 #include "mamba3_params.h"
 
 #define KR_MAMBA3_WALK_N 128    /* most states */
-#define KR_MAMBA3_WALK_THREADS 128
+#define KR_MAMBA3_WALK_THREADS 128 /* of a warpgroup */
 /* Bytes of a block's shared memory besides rotations, from a multiple of 1024 on. */
 #define KR_MAMBA3_WALK_BESIDE 102400
 #define KR_MAMBA3_PACKET_THREADS 128
@@ -29,19 +29,21 @@ typedef struct kr_mamba3_chunk_steps {
 
 /* A unit is a head of a batch row over all of time. All units in sequence, in chunks, are cut into ranges of equal
  * length, one per block, none shorter than a unit. f.n_spans: chunks; f.angles_before: sums of a chunk's turns, then
- * what is before it. For the gradient (S): f.out is dy before the gate, and dz, f.q, f.k, f.dots and f.skips are left,
- * and S. For the walk back f.x is dy, and S are the gradients of the states after chunks. */
+ * what is before it. For a gradient that follows (S and y): these and f.dots are left beside the output. For the
+ * gradient without these (S): f.out is dy before the gate, and dz, f.q, f.k, f.dots and f.skips are left, and S. For
+ * the walk back f.x is dy, and S are the gradients of the states after chunks; with y f.x is dout, and dy and dz are
+ * left. */
 typedef struct kr_mamba3_walk_params {
-  kr_ssd_map x, z, Bmat, Cmat, q, k, dout;
+  kr_ssd_map x, z, Bmat, Cmat, q, k, dout; /* of the walk back: q is dy's, k is dz's */
   kr_mamba3_params f;
   float *states;      /* [block]: a state handed to the next block, in a warpgroup's fragments */
   int32_t *ready;     /* [block] */
   int32_t *spoilt;    /* (B,H): heads to be computed again token by token, since NaN or infinity was met */
   kr_view dz;         /* of the gradient, or absent */
   void *S;            /* (B,chunks,H): states before chunks as operands, of S_bytes each */
+  unsigned char *y;   /* (B,chunks,H): output before the gate, a tile each; or absent */
   int32_t S_bytes, packet_heads;
   int32_t keeps_rows; /* of the gradient: f.q and f.k */
-  int32_t puts;       /* of the kernel that makes packets */
   int32_t n_blocks, per_block, longer; /* a range has per_block chunks, of the first `longer` blocks one more */
 } kr_mamba3_walk_params;
 
