@@ -12,10 +12,10 @@ from .._call import Call, Operator, refuse_negative_bit, signer
 from .._torch import call_after, custom_op, differentiable, is_traced, layout
 
 _PARAMETERS = (6, 7, 9, 11, 12, 13, 14)  # whose gradients are float32
-_INPUTS = ("x log_decay dt trap Bmat Cmat B_bias C_bias angles Dvec z mimo_x mimo_z mimo_o norm_weight "
-           "initial_angles initial_states initial_B initial_x cu_seqlens ")
-FORWARD = Operator("mamba3", _INPUTS + "out final_angles final_states final_B final_x")
-BACKWARD = Operator("mamba3_bwd", _INPUTS + "dout dfinal_angles dfinal_states dfinal_B dfinal_x dx dlog_decay ddt dtrap dB dC dB_bias dC_bias dangles dDvec dz "
+INPUTS = ("x log_decay dt trap Bmat Cmat B_bias C_bias angles Dvec z mimo_x mimo_z mimo_o norm_weight "
+          "initial_angles initial_states initial_B initial_x cu_seqlens ")
+FORWARD = Operator("mamba3", INPUTS + "out final_angles final_states final_B final_x")
+BACKWARD = Operator("mamba3_bwd", INPUTS + "dout dfinal_angles dfinal_states dfinal_B dfinal_x dx dlog_decay ddt dtrap dB dC dB_bias dC_bias dangles dDvec dz "
                     "dmimo_x dmimo_z dmimo_o dnorm_weight dinitial_angles dinitial_states dinitial_B dinitial_x")
 STEP = Operator("mamba3_step", "angle_state state B_state x_state x log_decay dt trap Bmat Cmat B_bias C_bias angles Dvec z mimo_x mimo_z mimo_o norm_weight "
                 "state_batch_indices out")

@@ -1,8 +1,8 @@
 """The Mamba 3 block as one autograd node: input projection, norms of B and C, time steps and decays, scan, output projection.
 
 Both products are those of product.py; everything between them is one C call each way (mamba3_inner). Small 16-bit blocks on a GPU, which are host-bound, are one
-C call including the products. Saved tensors are the products' inputs and outputs, time steps, decays, and the normed B and C. Tokens of a step have calls of their
-own, of parts of the input projection's rows."""
+C call including the products. Saved tensors are the products' inputs and outputs, time steps, decays, the normed B and C, and, where the scan keeps them, states before
+chunks and its output before the gate. Tokens of a step have calls of their own, of parts of the input projection's rows."""
 
 from typing import NamedTuple, Optional
 
@@ -12,14 +12,14 @@ from torch import Tensor, is_grad_enabled
 from .._call import Call, Operator, load, place, signer
 from .._torch import autocast_dtype, is_fake, is_traced, layout, once
 from .mamba2_block import cast, project_backward, rows_of
-from .mamba3 import STEP
+from .mamba3 import INPUTS, STEP
 from .norms import GATED_NORM
 from .product import in_shape, matmul
 
 _OF_SCAN = "dt_bias B_norm C_norm B_bias C_bias Dvec mimo_x mimo_z mimo_o norm_weight "
 _STATES = "initial_angles initial_states initial_B initial_x cu_seqlens "
 _FINAL = "final_angles final_states final_B final_x "
-_KEPT = "BC dt log_decay "
+_KEPT = "BC dt log_decay kept "
 
 
 def _gradients(names):
@@ -31,6 +31,7 @@ _FORWARD = Operator("mamba3_inner", _INPUTS + "out " + _FINAL + _KEPT)
 _BACKWARD = Operator("mamba3_inner_bwd", _INPUTS + _KEPT + "dout " + _gradients(_FINAL) + _gradients(_INPUTS))
 _WHOLE = Operator("mamba3_inner", _WHOLE_INPUTS + "out " + _FINAL + _KEPT + "columns y")
 _WHOLE_BACKWARD = Operator("mamba3_inner_bwd", _WHOLE_INPUTS + _KEPT + "columns y dout " + _gradients(_FINAL) + _gradients(_WHOLE_INPUTS))
+_KEEPING = Operator("mamba3", INPUTS + "out kept")
 _DECAY = Operator("mamba3_decay", "dt_raw A_raw dt_bias dt log_decay")
 _MOST_OF_WHOLE = 2e10  # multiplications of a block's products up to which it is one call: some 60 us on an H200
 _signature, _step_signature = signer(18), signer(15)
@@ -99,6 +100,9 @@ class _Plan:
         operator = _WHOLE if self.is_whole else _FORWARD
         self.calls = Call(operator), Call(operator)  # one saves nothing, the other saves for the gradient
         self.flags = (0 if w.mimo_o is None else _HALVES) | (_SOFTPLUS_A if o.softplus_A else 0)
+        is_plain = self.ranks == 1 and not o.want_final and all([t is None for t in w[_STATE]])
+        self.n_kept = (u.shape[1] + 63) // 64 * (6208 + self.pairs) + 1 if u.is_cuda and is_plain else 0  # 0: the scan keeps nothing
+        self.is_asked = False
         self.numbers = dict(P=o.headdim, G=o.groups, M=self.pairs, A_floor=o.A_floor, BC_eps=o.norm_eps, eps=o.eps)
 
     def pack(self, call, tensors, *norms):
@@ -116,12 +120,28 @@ class _Plan:
         return (x.new_empty(n, h, self.pairs, dtype=single), x.new_empty(n, h, p, self.n, dtype=single), x.new_empty(n, self.ranks, h, self.n, dtype=single),
                 x.new_empty(n, h, p))
 
-    def kept(self, x, keep):
-        """B and C behind their norms, dt, log decays."""
+    def ask(self, w, columns, BC, dt, log_decay, kept, y):
+        """Whether this scan keeps something where it runs."""
+        self.is_asked = True
+        sizes = [self.inner, self.inner, 2 * self.vectors + 2 * self.heads, self.heads, self.pairs]
+        z, x, _, trap, angles = columns.split(sizes, dim=2)
+        z, x, y = [t.unflatten(2, (self.heads, -1)) for t in (z, x, y)]
+        B, C = BC.unflatten(2, (2, -1, self.n)).unbind(2)
+        call = Call(_KEEPING)
+        call.pack((x, log_decay, dt, trap, B, C, w.B_bias, w.C_bias, angles.unsqueeze(2).expand(-1, -1, self.heads, -1), w.D, z, *(None,) * 9, y, kept),
+                  eps=self.options.eps)
+        return call.implementation(place(columns)) is not None
+
+    def kept(self, w, columns, y, keep):
+        """B and C behind their norms, dt, log decays, and what the scan keeps or None."""
         if not keep:
-            return None, None, None
+            return (None,) * 4
         single = {"dtype": torch.float32}
-        return x.new_empty(*self.shape, 2 * self.vectors), x.new_empty(*self.shape, self.heads, **single), x.new_empty(*self.shape, self.heads, **single)
+        kept = columns.new_empty(*self.shape, 2 * self.vectors), *[columns.new_empty(*self.shape, self.heads, **single) for _ in "dl"]
+        of_scan = columns.new_empty(self.shape[0], self.heads, self.n_kept, **single) if self.n_kept else None
+        if self.n_kept and not self.is_asked and not self.ask(w, columns, *kept, of_scan, y):
+            self.n_kept, of_scan = 0, None
+        return *kept, of_scan
 
 
 def _load_with_gradient(plan, call, operator, tensors, *norms):
@@ -133,32 +153,34 @@ def _load_with_gradient(plan, call, operator, tensors, *norms):
 
 
 def _forward_whole(plan, keep, u, w):
-    call, finals, kept = plan.calls[keep], plan.finals(u), plan.kept(u, keep)
+    call, finals = plan.calls[keep], plan.finals(u)
     out, columns, y = u.new_empty(*plan.shape, w.out_proj.shape[0]), None, None
     if keep:
         columns, y = u.new_empty(*plan.shape, plan.columns), u.new_empty(*plan.shape, plan.inner)
+    kept = plan.kept(w, columns, y, keep)
     inputs = u, *w
     tensors = *inputs, out, *finals, *kept, columns, y
     if call.words is None:
         plan.pack(call, tensors, 11)
         if keep:
-            _load_with_gradient(plan, call, _WHOLE_BACKWARD, (*inputs, *kept, columns, y, out, *finals, *inputs[:17]), 11, 39)
+            _load_with_gradient(plan, call, _WHOLE_BACKWARD, (*inputs, *kept, columns, y, out, *finals, *inputs[:17]), 11, 40)
     call.run(tensors)
     return out, finals, (columns, *kept, y)
 
 
 def _forward(plan, keep, u, w):
-    """-> (out, final states, (in_proj's rows, B and C, dt, log decays, the scan's result))."""
+    """-> (out, final states, (in_proj's rows, B and C, dt, log decays, what the scan keeps, the scan's result))."""
     if plan.is_whole:
         return _forward_whole(plan, keep, u, w)
     dtype = plan.dtype
     x = matmul(rows_of(cast(u, dtype)), cast(w.in_proj, dtype).t()).view(*plan.shape, plan.columns)
-    call, finals, kept, y = plan.calls[keep], plan.finals(x), plan.kept(x, keep), x.new_empty(*plan.shape, plan.inner)
+    call, finals, y = plan.calls[keep], plan.finals(x), x.new_empty(*plan.shape, plan.inner)
+    kept = plan.kept(w, x, y, keep)
     inputs = x, *w[_SCAN], *w[_STATE]
     if call.words is None:
         plan.pack(call, (*inputs, y, *finals, *kept), 10)
         if keep:
-            _load_with_gradient(plan, call, _BACKWARD, (*inputs, *kept, y, *finals, *inputs[:15]), 10, 34)
+            _load_with_gradient(plan, call, _BACKWARD, (*inputs, *kept, y, *finals, *inputs[:15]), 10, 35)
     call.run((*inputs, y, *finals, *kept))
     return in_shape(matmul(rows_of(y), cast(w.out_proj, dtype).t()), *plan.shape, w.out_proj.shape[0]), finals, (x, *kept, y)
 
@@ -174,18 +196,18 @@ def _backward_whole(plan, u, w, kept, dout, dfinals, wanted):
     call = plan.calls[1].follower(_WHOLE_BACKWARD, (layout(dout), *[layout(d) for d in dfinals], wanted))
     tensors = *inputs, *kept, columns, y, dout, *dfinals, *grads
     if call.words is None:
-        plan.pack(call, tensors, 11, 39)
+        plan.pack(call, tensors, 11, 40)
     call.run(tensors)
     return *grads, None
 
 
 def _backward(plan, u, w, kept, dout, dfinals, wanted):
     """-> gradients of u and of the weights; wanted: for which of them."""
-    x, BC, dt, log_decay, y = kept
+    x, *kept, y = kept
     if dout is None:
         dout = y.new_zeros(*plan.shape, w.out_proj.shape[0])
     if plan.is_whole:
-        return _backward_whole(plan, u, w, kept, dout, dfinals, wanted)
+        return _backward_whole(plan, u, w, (x, *kept, y), dout, dfinals, wanted)
     rows = rows_of(dout)
     rows = rows.contiguous() if 0 in rows.stride() else rows  # else both products would copy an expanded tensor
     dy, dout_proj, _ = project_backward(rows, rows_of(y), w.out_proj, None, (wanted[12],), True)
@@ -194,9 +216,9 @@ def _backward(plan, u, w, kept, dout, dfinals, wanted):
     inside = (True, *wanted[2:12], *wanted[13:17])
     grads = _like(inputs[:15], inside)
     call = plan.calls[1].follower(_BACKWARD, (layout(dy), *[layout(d) for d in dfinals], inside))
-    tensors = *inputs, BC, dt, log_decay, dy, *dfinals, *grads
+    tensors = *inputs, *kept, dy, *dfinals, *grads
     if call.words is None:
-        plan.pack(call, tensors, 10, 34)
+        plan.pack(call, tensors, 10, 35)
     call.run(tensors)
     dx, *of_scan = grads
     du, din_proj, _ = project_backward(rows_of(dx), rows_of(u), w.in_proj, None, (wanted[1],), wanted[0])
@@ -216,7 +238,7 @@ class _Block(torch.autograd.Function):
     @once
     def backward(ctx, dout, *dfinals):
         u, *tensors = ctx.saved_tensors
-        call = ctx.plan, u, Weights(*tensors[5:]), tensors[:5], dout, dfinals or _NO_STATES, ctx.needs_input_grad[1:]
+        call = ctx.plan, u, Weights(*tensors[6:]), tensors[:6], dout, dfinals or _NO_STATES, ctx.needs_input_grad[1:]
         if autocast_dtype(u) is None:
             return (None, *_backward(*call))
         with torch.autocast(u.device.type, enabled=False):
