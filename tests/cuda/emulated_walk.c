@@ -89,7 +89,11 @@ static void run_kept(const krait_ctx *ctx, const kr_mamba3_bwd_args *of, uint16_
   forward.kept = a.kept = (kr_view){kept, {a.H * a.n_kept, a.n_kept, 1}, KRAIT_F32, 0};
   memset(kept, 0xff, (size_t)n * sizeof *kept);
   run_row(ctx, "mamba3", "cuda_hopper", &forward);
+  float *const before = malloc((size_t)n * sizeof *kept);
+  memcpy(before, kept, (size_t)n * sizeof *kept);
   run_row(ctx, "mamba3_bwd", "cuda_hopper", &a);
+  assert_memory_equal(kept, before, (size_t)n * sizeof *kept); /* a second gradient may follow */
+  free(before);
 }
 
 /* Gradients of which dB and dC are summed over heads where they are made: shares of heads to a block, tokens that fill

@@ -237,7 +237,6 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
   p->dB = kr_ssd_sequence(&g->p.dB, 0, f->L), p->dC = kr_ssd_sequence(&g->p.dC, 0, f->L);
   p->sum_B.b = p->sum_C.b = f->L * f->G * f->N, p->sum_B.t = p->sum_C.t = (int64_t)f->G * f->N;
   p->sum_B.h = p->sum_C.h = f->N, p->leaves_sums = p->n_splits > 1; /* in dk and dq, which are needed later */
-  if (g->has_kept) p->S = g->walk.S;
   *g->inner = (kr_mamba3_inner_params){.q = *p,
                                        .B = f->Bmat,
                                        .C = f->Cmat,
@@ -273,7 +272,8 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {
   if (!g->p.f.n_rows || !g->p.f.B) return KRAIT_OK;
   if (!g->p.f.is_walked) return core->ssd_bwd.run(ctx, &g->ssd_bwd);
-  const kr_ssd_maker maker = {make_walked, g, g->walk.spoilt, g->inner ? run_inner : NULL};
+  const kr_ssd_maker maker = {make_walked, g, g->walk.spoilt, g->has_kept ? g->walk.S : NULL,
+                              g->inner ? run_inner : NULL};
   return kr_ssd_bwd_hopper_made(ctx, &g->ssd_bwd, &maker);
 }
 

@@ -358,7 +358,8 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
   if (!maker) KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, make, maker));
   for (int part = 0; part < p.n_parts; part++) {
-    const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
+    kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
+    if (maker && maker->S) some.S = maker->S;
     KR_TRY(run_one(ctx, a, &some, maker));
   }
   const kr_grid finish = {.x = (uint32_t)p.n_chunks,

@@ -104,6 +104,7 @@ typedef struct kr_ssd_maker {
   int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
   const void *user;
   const int32_t *spoilt;
+  void *S; /* or absent: where the states are already, only to be read */
   int32_t (*run_inner)(const krait_ctx *ctx, const void *user, kr_ssd_bwd_params *p);
 } kr_ssd_maker;
 int32_t kr_ssd_bwd_hopper_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker);
