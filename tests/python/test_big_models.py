@@ -75,7 +75,7 @@ def test_packed_batches_of_transformers(name):
 
 _WORKER = """
 import sys, torch, torch.distributed as dist
-from mamba_ssm import Mamba, Mamba2
+from mamba_ssm import Mamba, Mamba2, Mamba3
 from torch.distributed.fsdp import fully_shard
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
@@ -83,7 +83,7 @@ torch.set_num_threads(1)
 mesh = dist.init_device_mesh("cpu", (2,))
 for kind in ("DDP", "FSDP2", "FSDP2, each out_proj"):
     torch.manual_seed(0)
-    m = torch.nn.Sequential(Mamba(16), Mamba2(16, d_state=4, headdim=8))
+    m = torch.nn.Sequential(Mamba(16), Mamba2(16, d_state=4, headdim=8), Mamba3(16, d_state=8, headdim=8), Mamba3(16, d_state=8, headdim=8, is_mimo=True, mimo_rank=2))
     x, names = torch.randn(4, 6, 16), [n for n, _ in m.named_parameters()]
     want = torch.autograd.grad(m(x).square().mean(), list(m.parameters()))
     if kind == "DDP":

@@ -89,10 +89,10 @@ def test_attention(device, causal):
     check(lambda q, k, v: flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), offsets, offsets, 13, 13, causal=causal), qkv)
 
 
-@pytest.mark.parametrize("bimamba", [False, True])
-def test_mamba(device, bimamba):
-    from mamba_ssm import Mamba
-    m, x = Mamba(16, bimamba=bimamba).to(device), torch.randn(2, 9, 16, device=device)
+@pytest.mark.parametrize("name", ["Mamba", "bidirectional", "Mamba3", "MIMO"])
+def test_modules(device, name):
+    from test_trace import MODULES
+    m, x = MODULES[name]().to(device), torch.randn(2, 9, 16, device=device)
     want = m(x)
     grads = torch.autograd.grad(want.square().sum(), list(m.parameters()))
     got = compiled(m)(x)

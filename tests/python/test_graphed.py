@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import krait
-from mamba_ssm import Mamba, Mamba2
+from mamba_ssm import Mamba, Mamba2, Mamba3
 
 
 def build(kind, device):
     torch.manual_seed(0)
-    return kind(32, **(dict(headdim=16, d_state=16) if kind is Mamba2 else {})).to(device)
+    return kind(32, **({} if kind is Mamba else dict(headdim=16, d_state=16))).to(device)
 
 
-@pytest.mark.parametrize("kind", [Mamba, Mamba2])
+@pytest.mark.parametrize("kind", [Mamba, Mamba2, Mamba3])
 def test_equals_the_module(kind, device):
     module = build(kind, device)
     own = krait.graphed(copy.deepcopy(module))

@@ -18,7 +18,7 @@ from mamba_ssm.ops.triton.mamba3.mamba3_siso_step import mamba3_siso_step
 from mamba_ssm.utils.generation import InferenceParams
 
 import refs
-from krait.ops import in_plain_torch, mamba3
+from krait.ops import in_plain_torch, mamba3, mamba3_step
 
 STATES = ("angle_state", "ssm_state", "k_state", "v_state")
 INITIAL = ("Input_Angle_State", "Input_SSM_State", "Input_K_State", "Input_V_State")
@@ -254,6 +254,36 @@ def test_errors(device):
         mamba3(x, per_head, per_head, per_head, B, B, bias, bias, torch.zeros(1, 2, 2, 4, device=device))
     with pytest.raises(Exception, match="N is 8"):
         mamba3(x, per_head, per_head, per_head, B, B, bias, bias, torch.zeros(1, 3, 2, 5, device=device))
+    with pytest.raises(Exception, match="cu_seqlens is float32, must be int32"):
+        mamba3(x, per_head, per_head, per_head, B, B, bias, bias, torch.zeros(1, 3, 2, 4, device=device), cu_seqlens=torch.tensor([0.0, 3.0], device=device))
+
+
+def test_errors_of_upstreams_functions(device):
+    """One sentence for each, before anything is written."""
+    zeros = lambda *shape: torch.zeros(*shape, device=device)
+    per_head, states = zeros(2, 4, 6), (zeros(2, 4, 2), zeros(2, 4, 4, 8), zeros(2, 4, 8), zeros(2, 4, 4))
+    siso = dict(Q=zeros(2, 6, 2, 8), K=zeros(2, 6, 2, 8), V=zeros(2, 6, 4, 4), ADT=per_head, DT=per_head, Trap=per_head, Q_bias=zeros(4, 8), K_bias=zeros(4, 8), Angles=zeros(2, 6, 4, 2))
+    factors = zeros(4, 3, 4)
+    mimo = dict(siso, Q=zeros(2, 6, 3, 2, 8), K=zeros(2, 6, 3, 2, 8), Q_bias=zeros(4, 3, 8), K_bias=zeros(4, 3, 8), MIMO_V=factors, MIMO_Z=factors, MIMO_Out=factors, D=zeros(4),
+                Z=siso["V"], chunk_size=16, rotary_dim_divisor=4, dtype=torch.float32)
+    step = dict(state=zeros(2, 4, 4, 8), Bstate=zeros(2, 3, 4, 8), Xstate=zeros(2, 4, 4), A=zeros(2, 4), B=zeros(2, 3, 4, 8), C=zeros(2, 3, 4, 8), D=zeros(4), x=zeros(2, 4, 4),
+                dt=zeros(2, 4), trap=zeros(2, 4), xproj=zeros(3, 4, 4))
+    layer = Mamba3(32, d_state=8, headdim=8, device=device)
+    assert torch.equal(mamba3_siso_combined(**siso, Input_States=(None,) * 4), mamba3_siso_combined(**siso))
+    for error, call, said in (
+            (AssertionError, lambda: mamba3_siso_combined(**siso, Input_States=(None, *states[1:])), "must be four"),
+            (AssertionError, lambda: mamba3_siso_combined(**siso, Input_States=states[:3]), "must be four"),
+            (AssertionError, lambda: mamba3_siso_step(*[t[:, 0] if t.dim() == 4 else t[..., 0] if t.dim() == 3 else t for t in siso.values()],
+                                                      Input_States=[torch.cat((t, t)) for t in states]), "not of V's 2 sequences"),
+            (ValueError, lambda: mamba3_mimo(**dict(mimo, rotary_dim_divisor=2)), "8 // 2 entries, got 2"),
+            (ValueError, lambda: mamba3_mimo(**mimo, fuse_pregate_headwise_rms_norm=True, outproj_norm_weight=zeros(7)), "H P = 16 entries, got 7"),
+            (ValueError, lambda: angle_dt_fwd(zeros(2, 6, 4, 2), zeros(2, 4, 7)), "dt \\(B, H, L\\), got"),
+            (ValueError, lambda: apply_rotary_qk_inference_fwd(zeros(2, 1, 4, 8), zeros(2, 1, 4, 8), zeros(2, 4, 5), zeros(2, 4, 5), zeros(2, 4)), "5 angles"),
+            (ValueError, lambda: mamba3_step_fn(**step), "out must be \\(2, 3, 4, 4\\), got None"),
+            (ValueError, lambda: mamba3_step_fn(**step, z=zeros(2, 4, 4), out=zeros(2, 3, 4, 4)), "z is given without zproj"),
+            (AssertionError, lambda: layer.step(zeros(2, 32), *layer.allocate_inference_cache(3, 0)), "states of 3 sequences for 2")):
+        with pytest.raises(error, match=said):
+            call()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -281,6 +311,62 @@ def test_non_finite_values_stay_in_their_sequence(device, name, bad):
         time = 2 if i in (4, 5, 6) else 1
         for begin, n in ((0, 5), (12, 5)):
             assert torch.allclose(got.narrow(time, begin, n), want.narrow(time, begin, n), rtol=1e-4, atol=1e-4), i
+
+
+def ranked(device, dtype=torch.float32, length=17, ranks=2):
+    """Tensors of a pack for mamba3, of two heads, with a gate and a norm; without a length those of three tokens for mamba3_step."""
+    torch.manual_seed(0)
+    n = (1, length) if length else (3,)
+    randn, rand = [lambda *shape, draw=draw: draw(*shape, device=device).to(dtype) for draw in (torch.randn, torch.rand)]
+    return dict(x=randn(*n, 2, 4), log_decay=-rand(*n, 2) - 0.1, dt=rand(*n, 2) + 0.1, trap=randn(*n, 2), B=randn(*n, ranks, 8), C=randn(*n, ranks, 8), B_bias=randn(2, ranks, 8),
+                C_bias=randn(2, ranks, 8), angles=randn(*n, 2, 3), D=randn(2), z=randn(*n, 2, 4), mimo_x=randn(2, ranks, 4), mimo_z=randn(2, ranks, 4), mimo_o=randn(2, ranks, 4),
+                norm_weight=randn(2, 4))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["x", "log_decay", "dt", "trap", "B", "C", "angles", "z", "dout", "state"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_non_finite_values_of_ranks_stay_in_their_sequence(device, name, bad, dtype):
+    """With initial and final states and a norm; gradients of tokens and of states."""
+    given, offsets = ranked(device, dtype), torch.tensor([0, 5, 12, 17], dtype=torch.int32, device=device)
+    states = [torch.rand(3, *shape, device=device) for shape in ((2, 3), (2, 4, 8), (2, 2, 8), (2, 4))]
+    dout, of_tokens = torch.randn(1, 17, 2, 4, device=device, dtype=dtype), ("x", "log_decay", "dt", "trap", "B", "C", "angles", "z")
+
+    def run(planted):
+        leaves, first, weights = {k: v.clone() for k, v in given.items()}, [s.clone() for s in states], dout.clone()
+        if planted:
+            {"dout": weights, "state": first[1]}.get(name, leaves.get(name))[(1, 0) if name == "state" else (0, 7)] = bad
+        leaves, first = {k: v.requires_grad_() for k, v in leaves.items()}, [s.requires_grad_() for s in first]
+        out, *last = mamba3(**leaves, initial_states=first, cu_seqlens=offsets, halves=True, return_final_states=True)
+        grads = torch.autograd.grad((out, *last), [*[leaves[k] for k in of_tokens], *first], (weights, *[torch.ones_like(t) for t in last]))
+        return [out.detach(), *grads[:8]], [*last, *grads[8:]]
+    (clean, clean_states), (spoilt, spoilt_states) = run(False), run(True)
+    bound = dict(rtol=1e-4, atol=1e-4) if dtype is torch.float32 else dict(rtol=3e-2, atol=3e-2)
+    for i, (got, want) in enumerate(zip(spoilt, clean)):
+        assert torch.allclose(got[:, :5], want[:, :5], **bound) and torch.allclose(got[:, 12:], want[:, 12:], **bound), i
+    for i, (got, want) in enumerate(zip(spoilt_states, clean_states)):
+        assert torch.allclose(got[::2], want[::2], **bound), i
+    assert name in ("dout",) or not all(bool(torch.isfinite(t).all()) for t in spoilt) or math.isinf(bad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["x", "log_decay", "dt", "trap", "B", "C", "angles", "z", "state"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@torch.no_grad()
+def test_a_step_of_non_finite_values_stays_in_its_sequence(device, name, bad, ranks):
+    """States chosen by index: those of other tokens have the same bits, those that nobody chose are not written."""
+    given, indices = ranked(device, length=0, ranks=ranks), torch.tensor([4, 0, 2], dtype=torch.int32, device=device)
+    states = [torch.rand(5, *shape, device=device) for shape in ((2, 3), (2, 4, 8), (ranks, 2, 8), (2, 4))]
+
+    def run(planted):
+        inputs, own = {k: v.clone() for k, v in given.items()}, [s.clone() for s in states]
+        if planted:
+            (own[1] if name == "state" else inputs[name])[0 if name == "state" else 1] = bad
+        return mamba3_step(*own, **inputs, state_batch_indices=indices, halves=ranks > 1), own
+    (out, clean), (got, spoilt) = run(False), run(True)
+    assert torch.equal(got[::2], out[::2]) and (math.isinf(bad) or not torch.isfinite(got[1]).all())
+    for a, b, first in zip(spoilt, clean, states):
+        assert torch.equal(a[1:], b[1:]) and torch.equal(a[1::2], first[1::2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,12 +12,13 @@ import torch
 import refs
 from krait import _torch
 from krait.ops import causal_conv1d_varlen_states, state_update
-from mamba_ssm import Mamba, Mamba2
+from mamba_ssm import Mamba, Mamba2, Mamba3
 from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 from mamba_ssm.ops.triton.layer_norm import layer_norm_fn
 
 needs_operators = pytest.mark.skipif(not _torch.HAS_CUSTOM_OPS, reason="this torch has no torch.library.custom_op")
-MODULES = {"Mamba": lambda: Mamba(16), "bidirectional": lambda: Mamba(16, bimamba=True), "Mamba2": lambda: Mamba2(16, d_state=4, headdim=8)}
+MODULES = {"Mamba": lambda: Mamba(16), "bidirectional": lambda: Mamba(16, bimamba=True), "Mamba2": lambda: Mamba2(16, d_state=4, headdim=8),
+           "Mamba3": lambda: Mamba3(16, d_state=8, headdim=8), "MIMO": lambda: Mamba3(16, d_state=8, headdim=8, is_mimo=True, mimo_rank=2, is_outproj_norm=True)}
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +100,7 @@ def test_varlen_states_and_dropout(device):
 
 @needs_operators
 @pytest.mark.skipif(not hasattr(torch, "export"), reason="this torch has no torch.export")
-@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2", "Mamba3", "MIMO"])
 def test_export(device, name):
     m, x = MODULES[name]().to(device).eval(), torch.randn(2, 9, 16, device=device)
     length = torch.export.Dim("length", min=4, max=64)
@@ -120,7 +121,7 @@ def test_vmap():
     got, want = torch.func.vmap(f)(samples), torch.stack([f(s) for s in samples])
     assert torch.equal(got, want)
     assert torch.equal(*[torch.autograd.grad(t.square().sum(), samples)[0] for t in (got, want)])
-    for m in (Mamba(16), Mamba2(16, d_state=4, headdim=8)):
+    for m in (Mamba(16), *[MODULES[name]() for name in ("Mamba2", "Mamba3", "MIMO")]):
         x = torch.randn(3, 2, 9, 16)
         refs.close(torch.func.vmap(m)(x), torch.stack([m(s) for s in x]), (1e-6, 1e-6))
 

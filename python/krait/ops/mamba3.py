@@ -109,9 +109,14 @@ def _forward(x: Tensor, log_decay: Tensor, dt: Tensor, trap: Tensor, B: Tensor, 
 _apply = differentiable("Mamba3", _run_forward, _setup, _gradients)
 
 
+def as_offsets(cu_seqlens):
+    """Of any type of whole numbers; others stay as they are, and the operator refuses them."""
+    return cu_seqlens if cu_seqlens.is_floating_point() or cu_seqlens.is_complex() else cu_seqlens.to(torch.int32)
+
+
 def _in_kind(tensors, eps):
     """The tensors in the operator's form; raises on those that do not fit."""
-    tensors = (*tensors[:19], None if tensors[19] is None else tensors[19].to(torch.int32))
+    tensors = (*tensors[:19], None if tensors[19] is None else as_offsets(tensors[19]))
     if not is_traced():
         FORWARD.check(_with_angles(tensors, 8), eps=eps)
     return tensors

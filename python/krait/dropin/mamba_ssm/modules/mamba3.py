@@ -139,6 +139,7 @@ class Mamba3(nn.Module):
         """u (B, d_model) or (B, 1, d_model); the states are updated in place -> (out like u, angle_state, ssm_state, k_state, v_state)."""
         rows = u.squeeze(1) if u.dim() == 3 else u
         assert rows.dim() == 2, "Mamba3.step takes one token at a time, got %s" % (tuple(u.shape),)
+        assert ssm_state.shape[0] == rows.shape[0], "Mamba3.step: states of %d sequences for %d tokens" % (ssm_state.shape[0], rows.shape[0])
         columns, states, weights = apply_linear(self.in_proj, rows), (angle_state, ssm_state, k_state, v_state), self._weights()
         y = None if weights is None else mamba3_token(columns, weights, self._options(), states)
         if y is None:

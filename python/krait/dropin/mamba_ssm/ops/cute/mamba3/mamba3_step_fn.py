@@ -8,10 +8,15 @@ from krait.ops import mamba3_step
 def mamba3_step_fn(state, Bstate, Xstate, A, B, C, D, x, dt, trap, xproj, outproj=None, state_out=None, out=None, z=None, zproj=None, tile_D=64, num_warps=2):
     """state (B, H, P, N), Bstate, B, C (B, R, H, N), Xstate, x, z (B, H, P), A (not times dt), dt, trap (after its sigmoid) (B, H), xproj, zproj, outproj
     (R, H, P). Writes out (B, H, P), or without outproj (B, R, H, P), and state, or state_out if it is given."""
+    batch, ranks, heads, n = B.shape
+    if z is not None and zproj is None:
+        raise ValueError("mamba3_step_fn: z is given without zproj")
+    rows = () if outproj is not None else (ranks,)
+    if out is None or out.shape != (batch, *rows, heads, x.shape[2]):
+        raise ValueError("mamba3_step_fn: out must be %s, got %s" % ((batch, *rows, heads, x.shape[2]), None if out is None else tuple(out.shape)))
     if state_out is not None:
         state_out.copy_(state)
     target = state if state_out is None else state_out
-    batch, ranks, heads, n = B.shape
     none = torch.zeros(heads, ranks, n, device=x.device)
     factors = [None if t is None else t.transpose(0, 1) for t in (xproj, zproj, outproj)]
     d = dt.to(torch.float32)

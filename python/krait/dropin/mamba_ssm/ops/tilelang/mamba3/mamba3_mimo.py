@@ -10,10 +10,14 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
     """Q, K (B, L, R, G, N), V, Z (B, L, H, P), ADT, DT, Trap (B, H, L), biases (H, R, N), MIMO_* (H, R, P), Angles (B, L, H, N // divisor), D (H)
     -> out (B, L, H, P), or without MIMO_Out (B, L, R, H, P); with return_state (out, angles, states, K (n, R, H, N), V), differentiable.
 
-    chunk_size, rotary_dim_divisor and dtype are hints without effect: sums are float32, and the number of angles is Angles'."""
+    chunk_size and dtype are hints without effect: sums are float32."""
     if fuse_pregate_headwise_rms_norm and (Z is None or MIMO_Z is None or MIMO_Out is None):
         raise ValueError("mamba3_mimo: fuse_pregate_headwise_rms_norm needs Z, MIMO_Z and MIMO_Out")
+    if Angles.shape[-1] != Q.shape[-1] // rotary_dim_divisor:
+        raise ValueError("mamba3_mimo: Angles must have N // rotary_dim_divisor = %d // %d entries, got %d" % (Q.shape[-1], rotary_dim_divisor, Angles.shape[-1]))
     heads, p = V.shape[2:]
+    if fuse_pregate_headwise_rms_norm and outproj_norm_weight is not None and outproj_norm_weight.numel() != heads * p:
+        raise ValueError("mamba3_mimo: outproj_norm_weight must have H P = %d entries, got %d" % (heads * p, outproj_norm_weight.numel()))
     norm = None
     if fuse_pregate_headwise_rms_norm:
         norm = torch.ones(heads, p, device=V.device) if outproj_norm_weight is None else outproj_norm_weight.reshape(heads, p)

@@ -11,6 +11,8 @@ def _ranges(length, cu_seqlens):
 
 
 def _steps(angle, dt):
+    if angle.dim() != 4 or dt.shape != (angle.shape[0], angle.shape[2], angle.shape[1]):
+        raise ValueError("angle_dt: angle must be (B, L, H, S) and dt (B, H, L), got %s and %s" % (tuple(angle.shape), tuple(dt.shape)))
     wide = torch.float64 if angle.dtype is torch.float64 else torch.float32
     return torch.tanh(angle.to(wide)) * math.pi, dt.to(wide).transpose(1, 2)[..., None]
 

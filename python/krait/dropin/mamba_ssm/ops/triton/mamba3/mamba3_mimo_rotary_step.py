@@ -19,6 +19,8 @@ def _turn(v, angle, conjugate, pairwise):
 
 def apply_rotary_qk_inference_reference(q, k, angle_state, angle_proj, dt, bias_q=None, bias_k=None, conjugate=False, rotate_pairwise=True):
     """q, k (B, R, H, N), angles (B, H, S), dt (B, H), biases (R, H, N) -> (q, k, angle_state + pi tanh(angle_proj) dt, not reduced)."""
+    if 2 * angle_state.shape[-1] > q.shape[-1]:
+        raise ValueError("apply_rotary_qk_inference: %d angles need twice as many columns, got %d" % (angle_state.shape[-1], q.shape[-1]))
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     angle = angle_state.to(wide) + math.pi * torch.tanh(angle_proj.to(wide)) * dt.to(wide)[..., None]
     turned = [_turn(v.to(wide) if bias is None else v.to(wide) + bias.to(wide), angle, conjugate, rotate_pairwise).to(v.dtype)
