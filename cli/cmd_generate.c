@@ -408,9 +408,9 @@ int cmd_generate(int argc, char **argv) {
                          "Continues a text with a language model. Tokens are printed as they are generated, rates on "
                          "standard error. MODEL is a folder with config.json, weights (safetensors in one file or "
                          "several, or pytorch_model.bin) and tokenizer.json, a weights file beside the other two, or a "
-                         "GGUF file. Architectures: Mamba, Mamba-2, FalconMamba, Jamba, Bamba, Granite, Falcon-H1, "
-                         "Nemotron-H, LFM2, LFM3, Llama, Mistral, Qwen2 to Qwen3.5, OLMo hybrid. '-' reads the prompt "
-                         "from standard input.",
+                         "GGUF file. Architectures: Mamba, Mamba-2, Mamba-3, FalconMamba, Jamba, Bamba, Granite, "
+                         "Falcon-H1, Nemotron-H, LFM2, LFM3, Llama, Mistral, Qwen2 to Qwen3.5, OLMo hybrid. '-' reads "
+                         "the prompt from standard input.",
                          options,
                          CLI_N(options),
                          1,

@@ -404,6 +404,38 @@ def test_the_same_bits_again(device, config):
 
 
 # ---- language models ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2", "Mamba3"])
+def test_a_narrow_model_loads_its_wide_parameters_unrounded(device, layer, tmp_path):
+    """from_pretrained with a dtype: what upstream keeps in float32 has the file's values."""
+    torch.manual_seed(0)
+    cfg = dict(layer=layer) if layer == "Mamba1" else dict(layer=layer, headdim=16, d_state=16)
+    MambaLMHeadModel(MambaConfig(d_model=32, n_layer=1, vocab_size=40, d_intermediate=0, ssm_cfg=dict(cfg))).save_pretrained(tmp_path)
+    stored = torch.load(tmp_path / "pytorch_model.bin")
+    state = MambaLMHeadModel.from_pretrained(str(tmp_path), device=device, dtype=torch.bfloat16).state_dict()
+    assert all(value.device.type == device and torch.equal(value.cpu(), stored[key].to(value.dtype)) for key, value in state.items())
+    assert layer == "Mamba2" or {value.dtype for value in state.values()} == {torch.float32, torch.bfloat16}
+
+
+def published(**more):
+    """The config.json of state-spaces/mamba3-siso-187m, key by key."""
+    ssm = dict(layer="Mamba3", d_state=128, expand=2, headdim=64, ngroups=1, rope_fraction=0.5, dt_min=0.001, dt_max=0.1, dt_init_floor=0.0001, A_floor=0.0001, chunk_size=64,
+               is_mimo=False, is_outproj_norm=False)
+    whole = dict(d_model=768, d_intermediate=1536, n_layer=12, vocab_size=128256, ssm_cfg=ssm, attn_layer_idx=[], attn_cfg={}, rms_norm=True, residual_in_fp32=True,
+                 fused_add_norm=True, pad_vocab_size_multiple=16, tie_embeddings=True)
+    ssm.update({k: v for k, v in more.items() if k in ("chunk_size", "is_mimo", "mimo_rank")})
+    return dict(whole, **{k: v for k, v in more.items() if k in whole})
+
+
+def test_the_published_sizes():
+    """Parameters and widths as counted in the published files; an MLP's width is rounded up to 128."""
+    siso = MambaLMHeadModel(MambaConfig(**published()), device="meta", dtype=torch.bfloat16)
+    assert sum(p.numel() for p in siso.parameters()) == 186849600 and len(list(siso.parameters())) == 146
+    mimo = MambaLMHeadModel(MambaConfig(**published(d_intermediate=1264, is_mimo=True, mimo_rank=4, chunk_size=16)), device="meta", dtype=torch.bfloat16)
+    first = {key.split("layers.0.")[1]: (tuple(p.shape), p.dtype) for key, p in mimo.named_parameters() if "layers.0." in key}
+    assert first["mlp.fc1.weight"] == ((2560, 768), torch.bfloat16) and first["mixer.mimo_x"] == first["mixer.mimo_o"] == ((24, 4, 64), torch.float32)
+    assert first["mixer.in_proj.weight"] == ((4200, 768), torch.bfloat16) and first["mixer.B_bias"] == ((24, 4, 128), torch.float32)
+
+
 @pytest.mark.parametrize("path", named("lm_"))
 def test_language_model(device, path):
     metadata, g = read(path, device)

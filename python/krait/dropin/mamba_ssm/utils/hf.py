@@ -55,7 +55,8 @@ def load_config_hf(model_name):
 
 
 def load_state_dict_hf(model_name, device=None, dtype=None):
-    """The tensors as stored (cast to dtype if given); pickles are loaded without executing code."""
+    """The tensors as stored, on the device; with a narrower dtype on the CPU, for a model of that type to copy from: it keeps some parameters in float32, whose
+    values are not rounded on the way, as upstream's are not. Pickles are loaded without executing code."""
     path = _find(model_name, _PICKLE)
     if path is not None:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -65,4 +66,4 @@ def load_state_dict_hf(model_name, device=None, dtype=None):
             raise FileNotFoundError("%s has neither %s nor %s" % (model_name, _PICKLE, _SAFETENSORS))
         from safetensors.torch import load_file
         state = load_file(path)
-    return {key: value.to(device=device, dtype=dtype) for key, value in state.items()}
+    return state if dtype not in (None, torch.float32) else {key: value.to(device=device) for key, value in state.items()}
