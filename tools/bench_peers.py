@@ -2,6 +2,7 @@
 """Times krait beside other implementations of the same work in one run, on a GPU or a CPU.
 
     bench_peers.py attention|gemm|few-rows|ssd|scan|conv|norm [--krait PROGRAM] [--device cuda|cpu] [--dtype T]
+    bench_peers.py mamba3 [--triton FOLDER]   Mamba-3's scan (SISO) by mamba_ssm's function, forward and both
     bench_peers.py modules [--device cuda|cpu] [--module Mamba|Mamba2|Mamba3] [--shapes D,B,L ...] [--all] [--profile] [--tf32]
     bench_peers.py memory [--dtype T] peak device memory of a training step of the modules and of attention
     bench_peers.py host [--device cuda|cpu]   overhead of a Python call over the C call, tiny tensors
@@ -333,6 +334,41 @@ def time_on_gpu(kind, shape):
     gc.collect()
     torch.cuda.empty_cache()
     return times
+
+
+def import_siso(folder):
+    """mamba_ssm's function of that folder."""
+    import_modules(folder)
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("mamba_ssm.ops.triton.mamba3.mamba3_siso_combined").mamba3_siso_combined
+    finally:
+        sys.path.remove(folder)
+
+
+def mamba3():
+    """The drop-in's and, with --triton, mamba_ssm's own, whose autotuner takes minutes: milliseconds and relative differences; peak memory of both passes above what was there, MiB."""
+    functions = {name: import_siso(folder) for name, folder in (("krait", DROPIN), ("Triton", options.triton)) if folder}
+    for b, length, h, p, n in small([(8, 2048, 24, 64, 128), (2, 4096, 80, 64, 128)]):
+        dt = torch.rand(b, h, length, device=options.device) * 0.1 + 0.001
+        ones = torch.ones(h, n, device=options.device)
+        given = [random(b, length, 1, n), random(b, length, 1, n), random(b, length, h, p), -dt * (torch.rand_like(dt) + 0.5), dt, random(b, h, length), ones, ones.clone(),
+                 random(b, length, h, n // 4), torch.ones(h, device=options.device), random(b, length, h, p)]
+        leaves, dout, outs = [t.requires_grad_() for t in given], random(b, length, h, p), {}
+        for name, function in functions.items():
+            both = lambda: torch.autograd.grad(function(*leaves), leaves, dout)
+            with torch.no_grad():
+                times = [peer_ms(lambda: function(*given))]
+            times.append(peer_ms(both))
+            if options.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated() if options.device == "cuda" else 0
+            grads = both()
+            peak = (torch.cuda.max_memory_allocated() - before) / 2 ** 20 if options.device == "cuda" else 0
+            outs[name] = [t.float() for t in (function(*leaves).detach(), *grads)]
+            results["mamba3 B%d L%d H%d P%d N%d %s" % (b, length, h, p, n, name)] = times
+            apart = ["%.1e" % ((x - y).norm() / y.norm()).item() for x, y in zip(outs[name], outs["krait"])]
+            print("B%d L%d H%d P%d N%d %-7s" % (b, length, h, p, n, name), "%.3f; %.3f ms" % tuple(times), "%.0f MiB" % peak, *(apart if name != "krait" else []), flush=True)
 
 
 def other_ways(kind, shape):
@@ -679,7 +715,7 @@ def train_lm():
 
 def main():
     global options
-    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, modules, memory, host, language_models, denoiser, train_lm, train_step, train_module)}
+    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, mamba3, modules, memory, host, language_models, denoiser, train_lm, train_step, train_module)}
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="\n".join(__doc__.splitlines()[1:]), formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=jobs)
     p.add_argument("files", nargs="*", help="denoiser: a safetensors file with its configuration; language-models: GGUF files")

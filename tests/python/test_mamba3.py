@@ -508,6 +508,24 @@ def test_one_node(device, config, packed, monkeypatch):
     assert all(grads[key].dtype is torch.bfloat16 and error(key, grads[key], want_grads[key]) < 4e-2 for key in want_grads), {key: error(key, grads[key], want_grads[key]) for key in want_grads}
 
 
+@pytest.mark.parametrize("config", [dict(), dict(ngroups=2, is_outproj_norm=True), dict(is_mimo=True, mimo_rank=2), dict(is_mimo=True, mimo_rank=2, is_outproj_norm=True),
+                                    dict(is_mimo=True, mimo_rank=2, is_outproj_norm=True, fuse_pregate_headwise_norm=False)], ids=["siso", "norm", "mimo", "fused", "not fused"])
+def test_replaced_functions_are_called(device, config, monkeypatch):
+    """Clients look for upstream's functions in the block's module, and put others in their place: the block calls them as upstream's does."""
+    from mamba_ssm.modules import mamba3 as module
+    torch.manual_seed(0)
+    layer, u, params, seen = Mamba3(32, d_state=16, headdim=16, device=device, layer_idx=0, **config), torch.randn(2, 9, 32, device=device), InferenceParams(64, 2), []
+    want = layer(u, inference_params=params)
+    states, name = [t.clone() for t in params.key_value_memory_dict[0]], "mamba3_mimo_combined" if layer.is_mimo else "mamba3_siso_combined"
+    own = getattr(module, name)
+    assert own is (mamba3_mimo if layer.is_mimo else mamba3_siso_combined) and module.mamba3_step_fn is mamba3_step_fn
+    monkeypatch.setattr(module, name, lambda **given: seen.append(sorted(given)) or own(**given))
+    assert error("out", layer(u), want) < 1e-6 and error("out", layer(u, inference_params=InferenceParams(64, 2)), want) < 1e-6 and len(seen) == 2
+    params = InferenceParams(64, 2)
+    layer(u, inference_params=params)
+    assert all(error(key, a, b) < 1e-5 for key, a, b in zip(STATES, params.key_value_memory_dict[0], states))
+
+
 def test_hooks_go_by_parts_and_autocast_not(device):
     torch.manual_seed(0)
     layer, u = Mamba3(32, d_state=16, headdim=16, device=device), torch.randn(1, 6, 32, device=device, requires_grad=True)

@@ -8,7 +8,13 @@ from krait._context_parallel import is_active, over_parts, refuse
 from krait.ops import Mamba3Options, Mamba3Weights, apply_linear, heavy_tail, is_plain, mamba3, mamba3_block, mamba3_step, mamba3_token, member
 from mamba_ssm.modules.mamba2 import initial_dt_bias
 from mamba_ssm.modules.parameters import add_undecayed
+from mamba_ssm.ops.cute.mamba3.mamba3_step_fn import mamba3_step_fn  # noqa: F401 (clients look for it here)
+from mamba_ssm.ops.tilelang.mamba3.mamba3_mimo import mamba3_mimo as mamba3_mimo_combined
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
+from mamba_ssm.ops.triton.mamba3.mamba3_mimo_rotary_step import apply_rotary_qk_inference_fwd  # noqa: F401
+from mamba_ssm.ops.triton.mamba3.mamba3_siso_combined import mamba3_siso_combined
+
+_OWN = mamba3_siso_combined, mamba3_mimo_combined
 
 
 def heavy_tail_activation(x):
@@ -93,10 +99,35 @@ class Mamba3(nn.Module):
 
     def _in_parts(self, u, cu_seqlens, initial, want_final):
         """-> (out, the states behind the last tokens or None)."""
-        y = mamba3(*self._inputs(apply_linear(self.in_proj, u)), initial_states=initial, cu_seqlens=cu_seqlens, halves=self.is_mimo, eps=self._eps(),
-                   return_final_states=want_final)
+        inputs = self._inputs(apply_linear(self.in_proj, u))
+        if initial is None and (mamba3_mimo_combined if self.is_mimo else mamba3_siso_combined) not in _OWN:
+            y = self._by_replaced(inputs, cu_seqlens, want_final)
+        else:
+            y = mamba3(*inputs, initial_states=initial, cu_seqlens=cu_seqlens, halves=self.is_mimo, eps=self._eps(), return_final_states=want_final)
         y, *last = y if want_final else (y,)
         return apply_linear(self.out_proj, y.flatten(2)), last
+
+    def _by_replaced(self, inputs, cu_seqlens, want_final):
+        """By the function that a client has put into this module in place of upstream's, called as upstream's block calls it -> its results, with K's states of all ranks."""
+        x, decay, dt, trap, B, C, B_bias, C_bias, angles, D, z, mimo_x, mimo_z, mimo_o, norm = inputs
+        is_fused = self.fuse_pregate_headwise_norm or norm is None
+        Q, K = [t.unflatten(2, (self.mimo_rank, -1)) for t in (C, B)]
+        given = dict(V=x, ADT=decay.transpose(1, 2), DT=dt.transpose(1, 2), Trap=trap.transpose(1, 2), Angles=angles.expand(-1, -1, self.nheads, -1).float(), D=D,
+                     Z=z if is_fused else None, chunk_size=self.chunk_size, cu_seqlens=cu_seqlens)
+        if self.is_mimo:
+            y = mamba3_mimo_combined(Q=Q, K=K, Q_bias=C_bias, K_bias=B_bias, MIMO_V=mimo_x, MIMO_Z=mimo_z, MIMO_Out=mimo_o if is_fused else None, dtype=x.dtype,
+                                     rotary_dim_divisor=self.rotary_dim_divisor, return_state=want_final, fuse_pregate_headwise_rms_norm=self.fuse_pregate_headwise_norm,
+                                     outproj_norm_weight=self.norm.weight if self.fuse_pregate_headwise_norm else None, outproj_norm_eps=self._eps(), **given)
+        else:
+            y = mamba3_siso_combined(Q=Q.squeeze(2), K=K.squeeze(2), Q_bias=C_bias.squeeze(1), K_bias=B_bias.squeeze(1), Input_States=None, return_final_states=want_final, **given)
+        y, *last = y if want_final else (y,)
+        if not is_fused and self.is_mimo:
+            z = torch.einsum("blhp,hrp->blrhp", z.float(), mimo_z)
+            y = torch.einsum("blrhp,hrp->blhp", self.norm(y.flatten(3).float(), z.flatten(3)).unflatten(3, (-1, self.headdim)), mimo_o)
+        elif not is_fused:
+            y = self.norm(y.flatten(2), z.flatten(2)).unflatten(2, (-1, self.headdim))
+        y = y.to(x.dtype)
+        return (y, *[t if i != 2 or self.is_mimo else t.unsqueeze(1) for i, t in enumerate(last)]) if want_final else y
 
     def _weights(self):
         """The block's, or None where a layer must be called as a module (another type, hooks)."""
@@ -115,7 +146,7 @@ class Mamba3(nn.Module):
     def _whole(self, u, cu_seqlens, initial, want_final):
         """The block as one autograd node, or None."""
         weights = self._weights()
-        if weights is None:
+        if weights is None or (mamba3_siso_combined, mamba3_mimo_combined) != _OWN:
             return None
         if initial is not None or cu_seqlens is not None:
             weights = weights._replace(cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(torch.int32),
