@@ -156,6 +156,11 @@ def test_angle_dt():
 
 
 # ---- modules ----------------------------------------------------------------------------------------------------------
+def of_blocks(device):
+    """Between the block as one node and by parts in float32: its own products and decays on a GPU are 1.7e-6 from float64, the parts' 3e-7."""
+    return 1e-6 if device == "cpu" else 3e-6
+
+
 def module_of(path, device, dtype=None):
     metadata, g = read(path, device)
     _, weights = refs.read_safetensors(path.replace(".golden.", ".weights."))
@@ -254,6 +259,8 @@ def test_errors(device):
         mamba3(x, per_head, per_head, per_head, B, B, bias, bias, torch.zeros(1, 2, 2, 4, device=device))
     with pytest.raises(Exception, match="N is 8"):
         mamba3(x, per_head, per_head, per_head, B, B, bias, bias, torch.zeros(1, 3, 2, 5, device=device))
+    with pytest.raises(Exception, match="N is 7, must be even"):
+        mamba3(x, per_head, per_head, per_head, B[..., 1:], B[..., 1:], bias[..., 1:], bias[..., 1:], torch.zeros(1, 3, 2, 3, device=device))
     with pytest.raises(Exception, match="cu_seqlens is float32, must be int32"):
         mamba3(x, per_head, per_head, per_head, B, B, bias, bias, torch.zeros(1, 3, 2, 4, device=device), cu_seqlens=torch.tensor([0.0, 3.0], device=device))
 
@@ -341,11 +348,11 @@ def test_non_finite_values_of_ranks_stay_in_their_sequence(device, name, bad, dt
         grads = torch.autograd.grad((out, *last), [*[leaves[k] for k in of_tokens], *first], (weights, *[torch.ones_like(t) for t in last]))
         return [out.detach(), *grads[:8]], [*last, *grads[8:]]
     (clean, clean_states), (spoilt, spoilt_states) = run(False), run(True)
-    bound = dict(rtol=1e-4, atol=1e-4) if dtype is torch.float32 else dict(rtol=3e-2, atol=3e-2)
+    bound = 1e-4 if dtype is torch.float32 else 3e-2
     for i, (got, want) in enumerate(zip(spoilt, clean)):
-        assert torch.allclose(got[:, :5], want[:, :5], **bound) and torch.allclose(got[:, 12:], want[:, 12:], **bound), i
+        assert error("", got[:, :5], want[:, :5]) < bound and error("", got[:, 12:], want[:, 12:]) < bound, i
     for i, (got, want) in enumerate(zip(spoilt_states, clean_states)):
-        assert torch.allclose(got[::2], want[::2], **bound), i
+        assert error("angle_state" if i == 0 else "", got[::2], want[::2]) < bound, i
     assert name in ("dout",) or not all(bool(torch.isfinite(t).all()) for t in spoilt) or math.isinf(bad)
 
 
@@ -492,7 +499,7 @@ def test_one_node(device, config, packed, monkeypatch):
     out, grads = run(False, u)
     assert type(out.grad_fn).__name__ == "_BlockBackward"
     want, want_grads = run(True, u)
-    assert error("out", out, want) < 1e-6
+    assert error("out", out, want) < of_blocks(device)
     assert all(error(key, grads[key], want_grads[key]) < 1e-5 for key in want_grads), {key: error(key, grads[key], want_grads[key]) for key in want_grads}
     with torch.no_grad():
         assert torch.equal(layer(u, cu_seqlens=cu_seqlens), out)
@@ -520,7 +527,7 @@ def test_replaced_functions_are_called(device, config, monkeypatch):
     own = getattr(module, name)
     assert own is (mamba3_mimo if layer.is_mimo else mamba3_siso_combined) and module.mamba3_step_fn is mamba3_step_fn
     monkeypatch.setattr(module, name, lambda **given: seen.append(sorted(given)) or own(**given))
-    assert error("out", layer(u), want) < 1e-6 and error("out", layer(u, inference_params=InferenceParams(64, 2)), want) < 1e-6 and len(seen) == 2
+    assert error("out", layer(u), want) < of_blocks(device) and error("out", layer(u, inference_params=InferenceParams(64, 2)), want) < of_blocks(device) and len(seen) == 2
     params = InferenceParams(64, 2)
     layer(u, inference_params=params)
     assert all(error(key, a, b) < 1e-5 for key, a, b in zip(STATES, params.key_value_memory_dict[0], states))
@@ -531,7 +538,7 @@ def test_hooks_go_by_parts_and_autocast_not(device):
     layer, u = Mamba3(32, d_state=16, headdim=16, device=device), torch.randn(1, 6, 32, device=device, requires_grad=True)
     want, seen = layer(u), []
     handle = layer.out_proj.register_forward_hook(lambda *_: seen.append(1))
-    assert error("out", layer(u), want) < 1e-6 and seen
+    assert error("out", layer(u), want) < of_blocks(device) and seen
     with torch.autocast(u.device.type, torch.bfloat16):
         of_parts = layer(u)
     handle.remove()
@@ -552,7 +559,7 @@ def test_states_of_the_block(device, packed, config):
     states = [torch.rand_like(t).requires_grad_() for t in layer.allocate_inference_cache(3, 0)]
     results = [(out, *last) for out, last in (layer._whole(u, cu_seqlens, states, True), layer._in_parts(u, cu_seqlens, states, True))]
     weights, wanted = [torch.randn_like(t) for t in results[0]], [u, *states, *layer.parameters()]
-    assert all(error("angle_state" if i == 1 else "", a, b) < 1e-6 for i, (a, b) in enumerate(zip(*results)))
+    assert all(error("angle_state" if i == 1 else "", a, b) < of_blocks(device) for i, (a, b) in enumerate(zip(*results)))
     grads = [torch.autograd.grad(sum((t * w).sum() for t, w in zip(r, weights)), wanted, allow_unused=True) for r in results]
     assert all(error("", a, b) < 2e-5 for a, b in zip(*grads)) and len(grads[0]) == len(wanted)
 

@@ -6,6 +6,12 @@
 #include "mamba3_inputs.h"
 #include "op_list.h"
 
+/* Kernels load and turn entries of N in pairs. */
+static int32_t check_mamba3_pairs(const char *op, int64_t N) {
+  KR_CHECK(N % 2 == 0, KRAIT_ERR_SHAPE, "%s: N is %lld, must be even", op, (long long)N);
+  return KRAIT_OK;
+}
+
 /* Initial states are given all or none. */
 static int32_t check_mamba3_states(const char *op, const kr_view *const states[4]) {
   static const char *const names[] = {"initial_angles", "initial_states", "initial_B", "initial_x"};
@@ -36,6 +42,7 @@ static int32_t check_mamba3_rules(const void *args) {
   const kr_mamba3_args *a = args;
   const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
   KR_TRY(check_mamba3_kept("mamba3", &in, a->n_kept, &a->kept));
+  KR_TRY(check_mamba3_pairs("mamba3", a->N));
   KR_TRY(check_mamba3_sequences("mamba3", &a->cu_seqlens, a->B, a->S));
   return check_mamba3_states("mamba3", (const kr_view *const[]){&a->initial_angles, &a->initial_states, &a->initial_B,
                                                                 &a->initial_x});
@@ -45,9 +52,14 @@ static int32_t check_mamba3_bwd_rules(const void *args) {
   const kr_mamba3_bwd_args *a = args;
   const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
   KR_TRY(check_mamba3_kept("mamba3_bwd", &in, a->n_kept, &a->kept));
+  KR_TRY(check_mamba3_pairs("mamba3_bwd", a->N));
   KR_TRY(check_mamba3_sequences("mamba3_bwd", &a->cu_seqlens, a->B, a->S));
   return check_mamba3_states("mamba3_bwd", (const kr_view *const[]){&a->initial_angles, &a->initial_states,
                                                                     &a->initial_B, &a->initial_x});
+}
+
+static int32_t check_mamba3_step_rules(const void *args) {
+  return check_mamba3_pairs("mamba3_step", ((const kr_mamba3_step_args *)args)->N);
 }
 
 /* Of the chunked form with 64 rows per chunk, whose rows are the tokens' ranks. */
@@ -112,4 +124,4 @@ static const kr_impl step_impls[] = {
 
 KR_OP_DEFINE(mamba3, impls, check_mamba3_rules, count_mamba3_cost, kr_mamba3_case, 300)
 KR_OP_DEFINE(mamba3_bwd, bwd_impls, check_mamba3_bwd_rules, count_mamba3_bwd_cost, kr_mamba3_bwd_case, 200)
-KR_OP_DEFINE(mamba3_step, step_impls, NULL, count_mamba3_step_cost, kr_mamba3_step_case, 200)
+KR_OP_DEFINE(mamba3_step, step_impls, check_mamba3_step_rules, count_mamba3_step_cost, kr_mamba3_step_case, 200)
