@@ -42,8 +42,8 @@ static int32_t check_mamba3_rules(const void *args) {
   const kr_mamba3_args *a = args;
   const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
   KR_TRY(check_mamba3_kept("mamba3", &in, a->n_kept, &a->kept));
-  KR_TRY(check_mamba3_pairs("mamba3", a->N));
   KR_TRY(check_mamba3_sequences("mamba3", &a->cu_seqlens, a->B, a->S));
+  KR_TRY(check_mamba3_pairs("mamba3", a->N));
   return check_mamba3_states("mamba3", (const kr_view *const[]){&a->initial_angles, &a->initial_states, &a->initial_B,
                                                                 &a->initial_x});
 }
@@ -52,8 +52,8 @@ static int32_t check_mamba3_bwd_rules(const void *args) {
   const kr_mamba3_bwd_args *a = args;
   const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
   KR_TRY(check_mamba3_kept("mamba3_bwd", &in, a->n_kept, &a->kept));
-  KR_TRY(check_mamba3_pairs("mamba3_bwd", a->N));
   KR_TRY(check_mamba3_sequences("mamba3_bwd", &a->cu_seqlens, a->B, a->S));
+  KR_TRY(check_mamba3_pairs("mamba3_bwd", a->N));
   return check_mamba3_states("mamba3_bwd", (const kr_view *const[]){&a->initial_angles, &a->initial_states,
                                                                     &a->initial_B, &a->initial_x});
 }
