@@ -169,10 +169,11 @@ static void mamba3_bfloat16(void **state) {
   (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_BF16, 0, 2e-2);
 }
 static void mamba3_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_Q8_0, 0, 4e-3); }
-/* Without a norm behind the scan a step is one kernel between its products. */
+/* Without a norm behind the scan a step is one kernel between its products, in which two blocks share a head of this
+ * size. */
 static void raw_steps_are_those_of_the_cpu(int32_t dtype, int narrow, double bound) {
   kr_mamba_lm_config c = config_of(KR_MIXER_MAMBA3);
-  c.mamba3.is_normed = 0;
+  c.mamba3.is_normed = 0, c.mamba3.N = 128, c.mamba3.M = 32;
   config_is_that_of_the_cpu(&c, dtype, narrow, bound);
 }
 static void mamba3_raw_float32(void **state) { (void)state, raw_steps_are_those_of_the_cpu(KRAIT_F32, 0, 2e-5); }

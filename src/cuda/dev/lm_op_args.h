@@ -91,6 +91,7 @@ typedef struct kr_mamba3_raw_step_args {
   kr_view angle_state;         /* (n_states,H,M) float32 */
   kr_view state;               /* (n_states,H,P,N) */
   kr_view B_state, x_state;    /* (n_states,H,N), (n_states,H,P) float32 */
+  kr_view arrivals;            /* (B,H) float32, zero before and after, of no other call; absent: one block a head */
   kr_view x, z;                /* (B,H,P); z or absent */
   kr_view Bmat, Cmat;          /* (B,G,N) */
   kr_view dt_raw, A_raw, trap; /* (B,H) */

@@ -230,6 +230,7 @@ static kr_tensor raw_step_mamba3(const kr_lm_builder *b, const kr_lm_block *bloc
           .state = view(r, kr_lm_state_of(b, block, SSM_STATE)),
           .B_state = view_as(r, keys, KR_DIMS(kr_graph_dims(r->g, keys).size[0], s->H, N)),
           .x_state = view(r, kr_lm_state_of(b, block, VALUE_STATE)),
+          .arrivals = view(r, kr_graph_state(r->g, "arrivals", KRAIT_F32, KR_DIMS(r->rows, s->H))),
           .x = view_as(r, c->x, heads),
           .z = view_as(r, c->z, heads),
           .Bmat = view_as(r, columns(r, c->BC, 0, V), groups),

@@ -1,13 +1,19 @@
 /* mamba3_raw_step.cu: one token of Mamba 3 of one rank for each of B sequences, from in_proj's columns (equations:
- * mamba3_raw_step_ref.c, mamba3_ref.c): a block per sequence and head.
- *   kr_mamba3_raw_step, _same  states in float32, or in the inputs' type KR_DTYPE
+ * mamba3_raw_step_ref.c, mamba3_ref.c).
+ *   kr_mamba3_raw_step, _same            states in float32, or in the inputs' type KR_DTYPE: a block per sequence and
+ *                                        head
+ *   kr_mamba3_raw_step_part, _part_same  several blocks a head, each thread with four channels: few heads
  * A decode step waits for memory and for itself, not for bytes. So the N / 4 lanes that share a channel make by
  * themselves what they need of the query and the key, two pairs each, and nothing passes through shared memory; four
  * channels at a time share a lane's factors and half of their sums' shuffles; all loads come before the first use,
- * those of states and parameters before the previous kernel ends. */
+ * those of states and parameters before the previous kernel ends. Blocks are small, so that they find room, and have
+ * asked for all this, while that kernel still runs. All blocks of a head read its last key and its angles: each warp
+ * counts itself when it has them, and the last of a head's replaces them. */
+#include "arrivals.cuh"
 #include "element.cuh"
 #include "mamba3_raw_step_params.h"
 #include "overlap.cuh"
+#include "pack.cuh"
 #include "turns.cuh"
 
 enum { CHANNELS = 4 };
@@ -38,20 +44,23 @@ KR_DEV void store_four(void *data, int64_t at, const kr_float4 &f) {
 KR_DEV kr_float4 floats_at(const kr_view &v, int64_t at) { return *(const kr_float4 *)((const float *)v.data + at); }
 KR_DEV float float_at(const kr_view &v, int64_t at) { return ((const float *)v.data)[at]; }
 
-/* A thread's place: its block's sequence, head and row of states; its lane among those of a channel, whose states begin
- * at n; its first four channels. */
+/* A thread's place: its block's sequence, head, part of the head and row of states; its lane among those of a channel,
+ * whose states begin at n; its first four channels. */
 typedef struct place {
-  int b, h, g, row, lane, n, c;
+  int b, h, g, part, row, lane, n, c;
 } place;
 
 KR_DEV place here(const kr_mamba3_raw_step_params &p) {
   const kr_view &rows = p.a.state_batch_indices;
   place at;
-  at.b = kr_block_x() / p.H, at.h = kr_block_x() - at.b * p.H, at.g = at.h / p.heads;
+  const int head = (int)kr_divide((uint32_t)kr_block_x(), p.parts);
+  at.part = kr_block_x() - head * (int)p.parts.by;
+  at.b = (int)kr_divide((uint32_t)head, p.H), at.h = head - at.b * (int)p.H.by;
+  at.g = (int)kr_divide((uint32_t)at.h, p.heads);
   at.row = rows.data ? ((const int32_t *)rows.data)[at.b * rows.stride[0]] : at.b;
   if (at.row >= p.a.n_states) at.row = -1; /* the host cannot check */
   at.lane = kr_thread() & (p.lanes - 1), at.n = 4 * at.lane;
-  at.c = CHANNELS * (int)((unsigned)kr_thread() / (unsigned)p.lanes);
+  at.c = CHANNELS * ((at.part * p.threads + kr_thread()) >> p.lanes_shift);
   return at;
 }
 
@@ -123,20 +132,25 @@ KR_DEV columns load_columns(const kr_mamba3_raw_step_params &p, const place &at)
   return v;
 }
 
-/* Over the lanes of a channel. */
+/* Over the `lanes` lanes of a channel, at most MOST: no branches, so that sums of several go on side by side. */
+template <int MOST>
 KR_DEV float add_lanes(float v, int lanes) {
-#pragma unroll 1
-  for (int d = 1; d < lanes; d <<= 1) v += kr_shuffle_xor(v, d);
+#pragma unroll
+  for (int d = 1; d < MOST; d <<= 1) v += kr_select(d < lanes, kr_shuffle_xor(v, d), 0.0f);
   return v;
+}
+
+KR_DEV float squares_of(const kr_float4 &v) {
+  float squares = v.v[0] * v.v[0];
+#pragma unroll
+  for (int k = 1; k < 4; k++) squares = kr_fma(v.v[k], v.v[k], squares);
+  return squares;
 }
 
 /* v / rms(v) weight + bias. */
 KR_DEV kr_float4 normed(const kr_mamba3_raw_step_params &p, const kr_float4 &v, const kr_float4 &weight,
                         const kr_float4 &bias) {
-  float squares = v.v[0] * v.v[0];
-#pragma unroll
-  for (int k = 1; k < 4; k++) squares = kr_fma(v.v[k], v.v[k], squares);
-  const float scale = kr_rsqrt(kr_fma(add_lanes(squares, p.lanes), 1.0f / (float)p.N, p.a.eps));
+  const float scale = kr_rsqrt(kr_fma(add_lanes<32>(squares_of(v), p.lanes), p.inverse_N, p.a.eps));
   kr_float4 to;
 #pragma unroll
   for (int k = 0; k < 4; k++) to.v[k] = kr_fma(v.v[k] * scale, weight.v[k], bias.v[k]);
@@ -196,7 +210,7 @@ KR_DEV float add_channels(const float (&y)[CHANNELS], int lanes, int &c) {
     two[i] = kr_select(high, y[i + 2], y[i]) + kr_shuffle_xor(kr_select(high, y[i], y[i + 2]), half);
   one = kr_select(odd, two[1], two[0]) + kr_shuffle_xor(kr_select(odd, two[0], two[1]), quarter);
   c = 2 * high + odd;
-  return add_lanes(one, quarter);
+  return add_lanes<8>(one, quarter);
 }
 
 KR_DEV float pick(const kr_float4 &v, int c) {
@@ -244,10 +258,10 @@ KR_DEV void load_inputs(const kr_mamba3_raw_step_params &p, const place &at, int
   if (a.z.data) z = element_at(a.z, at.b * a.z.stride[0] + at.h * a.z.stride[1] + own * a.z.stride[2]);
 }
 
-/* Key and angles for the next token, by the first lanes; nobody reads those before any more. */
+/* Key and angles for the next token, by some warp's first lanes; nobody reads those before any more. */
 KR_DEV void keep(const kr_mamba3_raw_step_params &p, const place &at, const token &t) {
   const kr_mamba3_raw_step_args &a = p.a;
-  if (kr_thread() >= p.lanes) return;
+  if ((kr_thread() & 31) >= p.lanes) return;
   *(kr_float4 *)((float *)a.B_state.data + at.row * a.B_state.stride[0] + at.h * a.B_state.stride[1] + at.n) = t.k;
 #pragma unroll
   for (int k = 0; k < 2; k++) {
@@ -256,13 +270,25 @@ KR_DEV void keep(const kr_mamba3_raw_step_params &p, const place &at, const toke
   }
 }
 
+/* Of the head's warps that have read what `keep` replaces. */
+KR_DEV float *counter_of(const kr_mamba3_raw_step_params &p, const place &at) {
+  const kr_view &arrivals = p.a.arrivals;
+  return (float *)arrivals.data + at.b * arrivals.stride[0] + at.h * arrivals.stride[1];
+}
+KR_DEV float arrive(const kr_mamba3_raw_step_params &p, const place &at, const known &of) {
+  const uint32_t read =
+      kr_float_to_bits(of.k_last.v[0]) ^ kr_float_to_bits(of.angle[0]) ^ kr_float_to_bits(of.angle[1]);
+  return kr_arrive(counter_of(p, at), read, p.one);
+}
+
 KR_DEV void write_zeros(const kr_mamba3_raw_step_params &p, const place &at) {
   const kr_view &out = p.a.out;
-  for (int c = kr_thread(); c < p.P; c += p.threads)
+  for (int c = at.part * p.threads + kr_thread(); c < p.P; c += p.threads * (int)p.parts.by)
     put((element *)out.data, at.b * out.stride[0] + at.h * out.stride[1] + c * out.stride[2], 0.0f);
 }
 
-template <int STATE>
+/* IN_PARTS: blocks share a head, and no thread has more than four channels. */
+template <int STATE, int IN_PARTS>
 KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
   const int ahead = (p.a.call.flags & KR_CALL_STATE_PDL) != 0;
   kr_launch_dependents();
@@ -273,9 +299,10 @@ KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
     write_zeros(p, at);
     return;
   }
-  const int each = CHANNELS * (int)((unsigned)p.threads / (unsigned)p.lanes);
-  channels v = load_channels<STATE>(p, at, at.c);
   const known of = load_known(p, at);
+  channels v = load_channels<STATE>(p, at, at.c);
+  float before = 0;
+  if (IN_PARTS) before = arrive(p, at, of);
   kr_raw16 x;
   element z;
   if (ahead) {
@@ -285,6 +312,12 @@ KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
   const columns raw = load_columns(p, at);
   load_inputs(p, at, at.c, x, z);
   const token t = token_of(p, at, of, raw);
+  if (IN_PARTS) {
+    advance<STATE>(p, at, t.by, of.D, at.c, v, x, z);
+    if (kr_is_last(before, counter_of(p, at), p.n_warps)) keep(p, at, t);
+    return;
+  }
+  const int each = CHANNELS * (p.threads >> p.lanes_shift);
 #pragma unroll 1
   for (int c = at.c; c - at.c < p.P; c += each) { /* as often for all lanes of a warp */
     const channels now = v;
@@ -294,12 +327,18 @@ KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
     advance<STATE>(p, at, t.by, of.D, c, now, now_x, now_z);
   }
   kr_sync();
-  keep(p, at, t);
+  if (kr_thread() < 32) keep(p, at, t);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_MOST_THREADS, 1) kr_mamba3_raw_step(const kr_mamba3_raw_step_params p) {
-  raw_step<KRAIT_F32>(p);
+KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 4) kr_mamba3_raw_step(const kr_mamba3_raw_step_params p) {
+  raw_step<KRAIT_F32, 0>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_MOST_THREADS, 1) kr_mamba3_raw_step_same(const kr_mamba3_raw_step_params p) {
-  raw_step<KR_DTYPE>(p);
+KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 4) kr_mamba3_raw_step_same(const kr_mamba3_raw_step_params p) {
+  raw_step<KR_DTYPE, 0>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 5) kr_mamba3_raw_step_part(const kr_mamba3_raw_step_params p) {
+  raw_step<KRAIT_F32, 1>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 5) kr_mamba3_raw_step_part_same(const kr_mamba3_raw_step_params p) {
+  raw_step<KR_DTYPE, 1>(p);
 }

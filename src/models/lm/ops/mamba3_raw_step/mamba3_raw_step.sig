@@ -17,6 +17,7 @@ op mamba3_raw_step
   state                inout  state       float   (n_states,H,P,N)  mixed  usual f32
   B_state              inout  state       f32     (n_states,H,N)
   x_state              inout  state       f32     (n_states,H,P)
+  arrivals             inout? state       f32     (B,H)    uniform 0 0  chance 0.6
   x                    in     activation  float   (B,H,P)
   z                    in?    activation  float   (B,H,P)  usual
   Bmat                 in     activation  float   (B,G,N)
