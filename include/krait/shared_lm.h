@@ -1,4 +1,4 @@
-/* shared_lm.h: a language model of Mamba, Mamba-2 or attention as a framework generates with it: prompts and steps by
+/* shared_lm.h: a language model of Mamba, Mamba-2, Mamba-3 or attention as a framework generates with it: prompts and steps by
  * the graphs of krait_lm, on weights and states that the framework keeps. Nothing is copied, and everything is in the
  * context's memory. The drop-in's generate(cg=True) and krait.accelerate (docs/PYTHON.md) are made of it.
  *
@@ -50,6 +50,40 @@ typedef struct krait_shared_lm_options {
 KRAIT_API int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_lm_options *options,
                                        const krait_shared_lm_layer *layers, krait_shared_lm **lm);
 KRAIT_API void krait_shared_lm_close(krait_shared_lm **lm);
+
+/* ---- Mamba-3 ---- */
+
+/* Of a layer, row-major: norm, in_proj and out_proj in the model's type, all else float32. */
+typedef struct krait_shared_lm_mamba3_layer {
+  const void *norm;
+  const void *in_proj; /* (2 H P + 2 R G N + 3 H + M, D): rows of z, x, B, C, dt, A, trap, angles */
+  const float *dt_bias, *Dvec;                 /* (H) */
+  const float *BC_norm;                        /* (2, R G N): weights of the norm of each vector of B, then of C */
+  const float *B_bias, *C_bias;                /* (H,R,N) */
+  const float *mimo_x, *mimo_z, *mimo_o;       /* (H,R,P): halves turn; all NULL: R is 1, and neighbours turn */
+  const float *gate_norm;                      /* (H P): of every head's y; or NULL */
+  const void *out_proj;                        /* (D, H P) */
+} krait_shared_lm_mamba3_layer;
+
+#define KRAIT_SHARED_LM_SOFTPLUS_A 2u /* A's form: KRAIT_MAMBA3_SOFTPLUS_A (train_ops.h) */
+typedef struct krait_shared_lm_mamba3_options {
+  uint32_t size;
+  uint32_t flags; /* KRAIT_SHARED_LM_*; NARROW is of the states (n_slots,H,P,N) */
+  int32_t dtype;  /* as in krait_shared_lm_options */
+  float eps;      /* of the layers' norms */
+  float A_floor;
+  int64_t n_layers, n_slots;
+  int64_t D, V;          /* width; rows of embedding and head */
+  int64_t H, P, N, G, R; /* heads, their size, states, groups, ranks */
+  int64_t M;             /* pairs that turn, at most N/2 */
+  const void *embedding, *head, *norm_f;
+  void *states; /* by layer: angles (n_slots,H,M), states (n_slots,H,P,N), keys (n_slots,R,H,N), inputs (n_slots,H,P) of
+                 * the last token; float32 */
+} krait_shared_lm_mamba3_options;
+
+/* layers: n_layers. */
+KRAIT_API int32_t krait_shared_lm_open_mamba3(const krait_ctx *ctx, const krait_shared_lm_mamba3_options *options,
+                                              const krait_shared_lm_mamba3_layer *layers, krait_shared_lm **lm);
 
 /* ---- causal attention and a gated MLP in every layer: Qwen2, Llama, Mistral, Qwen3 ---- */
 

@@ -21,6 +21,7 @@ enum { IS_EMULATED = 0 };
 #endif
 #include "ctx_memory.h"
 #include "half.h"
+#include "lm/block_given.h"
 #include "lm/block_mamba.h"
 #include "lm/lm.h"
 #include "lm/lm_load.h"
@@ -357,13 +358,21 @@ typedef struct shared_memory {
   char *states;
 } shared_memory;
 
+static void get_shared_memory(const krait_ctx *ctx, int64_t state_bytes, shared_memory *memory) {
+  WORKS(kr_mem_get(ctx, "states", (uint64_t)state_bytes, &memory->states));
+  WORKS(kr_mem_get(ctx, "slots", 4 * SLOTS, &memory->slots));
+  WORKS(kr_mem_get(ctx, "ids", 4 * (PROMPT + SLOTS), &memory->ids));
+  WORKS(kr_mem_get(ctx, "best", 4 * SLOTS, &memory->best));
+  WORKS(kr_mem_get(ctx, "logits", sizeof got, &memory->logits));
+}
+
 static krait_shared_lm *open_shared_lm(const krait_ctx *ctx, kr_lm *own, const kr_mamba_lm_config *c, int32_t dtype,
                                        int narrow, shared_memory *memory) {
   const kr_lm_config *config = kr_lm_config_of(own);
   const int is_second = c->mixer == KR_MIXER_MAMBA2;
   const int64_t C = is_second ? c->Di + 2 * c->G * c->N : c->Di;
-  const uint64_t bytes = (uint64_t)(c->n_layers * SHARED_SLOTS) *
-                         (uint64_t)(C * (c->W - 1) * 4 + c->Di * c->N * (narrow && dtype != KRAIT_F32 ? 2 : 4));
+  const int64_t bytes =
+      c->n_layers * SHARED_SLOTS * (C * (c->W - 1) * 4 + c->Di * c->N * (narrow && dtype != KRAIT_F32 ? 2 : 4));
   krait_shared_lm_layer layers[4];
   krait_shared_lm *lm;
   for (int64_t i = 0; i < c->n_layers; i++) {
@@ -380,11 +389,7 @@ static krait_shared_lm *open_shared_lm(const krait_ctx *ctx, kr_lm *own, const k
                                         .gate_norm = w->gate_norm.data,
                                         .out_proj = w->out_proj.data};
   }
-  WORKS(kr_mem_get(ctx, "states", bytes, &memory->states));
-  WORKS(kr_mem_get(ctx, "slots", 4 * SLOTS, &memory->slots));
-  WORKS(kr_mem_get(ctx, "ids", 4 * (PROMPT + SLOTS), &memory->ids));
-  WORKS(kr_mem_get(ctx, "best", 4 * SLOTS, &memory->best));
-  WORKS(kr_mem_get(ctx, "logits", sizeof got, &memory->logits));
+  get_shared_memory(ctx, bytes, memory);
   const kr_lm_weights *w = kr_lm_weights_of(own);
   const krait_shared_lm_options options = {.size = sizeof options,
                                            .flags = narrow ? KRAIT_SHARED_LM_NARROW : 0,
@@ -415,6 +420,63 @@ static krait_shared_lm *open_shared_lm(const krait_ctx *ctx, kr_lm *own, const k
   return lm;
 }
 
+static krait_shared_lm *open_shared_mamba3(const krait_ctx *ctx, kr_lm *own, const kr_mamba_lm_config *c,
+                                           int32_t dtype, int narrow, shared_memory *memory) {
+  const kr_lm_config *config = kr_lm_config_of(own);
+  const kr_lm_mamba3_sizes *s = &c->mamba3;
+  const int64_t bytes = c->n_layers * SHARED_SLOTS * s->H *
+                        ((s->M + s->R * s->N + s->P) * 4 + s->P * s->N * (narrow && dtype != KRAIT_F32 ? 2 : 4));
+  krait_shared_lm_mamba3_layer layers[4];
+  krait_shared_lm *lm;
+  for (int64_t i = 0; i < c->n_layers; i++) {
+    const kr_lm_given_mamba3 *w = config->blocks[i].weights;
+    layers[i] = (krait_shared_lm_mamba3_layer){.norm = config->blocks[i].norm_weight.data,
+                                               .in_proj = w->in_proj.data,
+                                               .dt_bias = w->dt_bias.data,
+                                               .Dvec = w->D.data,
+                                               .BC_norm = w->BC_norm.data,
+                                               .B_bias = w->B_bias.data,
+                                               .C_bias = w->C_bias.data,
+                                               .mimo_x = w->mimo_x.data,
+                                               .mimo_z = w->mimo_z.data,
+                                               .mimo_o = w->mimo_o.data,
+                                               .gate_norm = w->gate_norm.data,
+                                               .out_proj = w->out_proj.data};
+  }
+  get_shared_memory(ctx, bytes, memory);
+  const kr_lm_weights *w = kr_lm_weights_of(own);
+  const krait_shared_lm_mamba3_options options = {
+      .size = sizeof options,
+      .flags = (narrow ? KRAIT_SHARED_LM_NARROW : 0) | (s->is_A_softplus ? KRAIT_SHARED_LM_SOFTPLUS_A : 0),
+      .dtype = dtype,
+      .eps = c->eps,
+      .A_floor = (float)s->A_floor,
+      .n_layers = c->n_layers,
+      .n_slots = SHARED_SLOTS,
+      .D = c->d,
+      .V = c->V,
+      .H = s->H,
+      .P = s->P,
+      .N = s->N,
+      .G = s->G,
+      .R = s->R,
+      .M = s->M,
+      .embedding = w->embedding.data,
+      .head = w->head.data,
+      .norm_f = w->norm_f.data,
+      .states = memory->states};
+  krait_shared_lm_mamba3_options wrong = options;
+  wrong.M = s->N / 2 + 1;
+  assert_int_equal(krait_shared_lm_open_mamba3(ctx, &wrong, layers, &lm), KRAIT_ERR_ARGUMENT);
+  const float *const bias = layers[1].B_bias;
+  layers[1].B_bias = NULL;
+  assert_int_equal(krait_shared_lm_open_mamba3(ctx, &options, layers, &lm), KRAIT_ERR_ARGUMENT);
+  assert_string_equal(krait_error_detail(), "layers[1].B_bias must not be NULL");
+  layers[1].B_bias = bias;
+  WORKS(krait_shared_lm_open_mamba3(ctx, &options, layers, &lm));
+  return lm;
+}
+
 static void close_shared_memory(const krait_ctx *ctx, shared_memory *memory) {
   void *const all[] = {memory->states, memory->slots, memory->ids, memory->best, memory->logits};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) kr_mem_free(ctx, all[i]);
@@ -426,14 +488,14 @@ static void assert_same_logits(const krait_ctx *ctx, const shared_memory *memory
 }
 
 /* Often enough to be recorded; the likeliest tokens of a step are those of the next, where they lie. */
-static void shared_is_its_owner(const krait_ctx *ctx, int32_t mixer, int32_t dtype, int narrow) {
-  const kr_mamba_lm_config c = config_of(mixer);
+static void shared_is_its_owner(const krait_ctx *ctx, const kr_mamba_lm_config *c, int32_t dtype, int narrow) {
   shared_memory memory;
   kr_lm *own;
   int32_t ids[PROMPT], next[SHARED_SLOTS] = {3, 1, 2}, slots[] = {2, 0, 1};
-  WORKS(open_random_mamba(ctx, &c, dtype, SHARED_SLOTS, &own));
+  WORKS(open_random_mamba(ctx, c, dtype, SHARED_SLOTS, &own));
   if (narrow) WORKS(kr_lm_narrow_states(own));
-  krait_shared_lm *lm = open_shared_lm(ctx, own, &c, dtype, narrow, &memory);
+  krait_shared_lm *lm = c->mixer == KR_MIXER_MAMBA3 ? open_shared_mamba3(ctx, own, c, dtype, narrow, &memory)
+                                                    : open_shared_lm(ctx, own, c, dtype, narrow, &memory);
   for (int64_t slot = 0; slot < SHARED_SLOTS; slot++) {
     for (int i = 0; i < PROMPT; i++) ids[i] = (int32_t)((i * 37 + slot * 11 + 5) % V);
     WORKS(kr_mem_put(ctx, memory.ids, ids, sizeof ids));
@@ -463,9 +525,21 @@ static void shared_models_are_their_owners(void **state) {
   (void)state;
   for (int32_t mixer = KR_MIXER_MAMBA1; mixer <= KR_MIXER_MAMBA2; mixer++)
     for (int i = 0; i < 3; i++) {
-      shared_is_its_owner(cpu, mixer, types[i], 0);
-      if (!IS_EMULATED || i > 0) shared_is_its_owner(gpu, mixer, types[i], i > 0);
+      const kr_mamba_lm_config c = config_of(mixer);
+      shared_is_its_owner(cpu, &c, types[i], 0);
+      if (!IS_EMULATED || i > 0) shared_is_its_owner(gpu, &c, types[i], i > 0);
     }
+}
+
+static void shared_mamba3_is_its_owner(void **state) {
+  (void)state;
+  for (int i = 0; i < 3; i++) { /* one kernel a step; a norm and the other form of A; ranks */
+    kr_mamba_lm_config c = config_of(KR_MIXER_MAMBA3);
+    c.mamba3.is_normed = c.mamba3.is_A_softplus = i == 1;
+    if (i == 2) c.mamba3.is_mimo = 1, c.mamba3.R = 2;
+    shared_is_its_owner(cpu, &c, KRAIT_F32, 0);
+    shared_is_its_owner(gpu, &c, i == 1 ? KRAIT_F16 : KRAIT_BF16, i == 0);
+  }
 }
 
 /* ---- attention on the caller's weights: a GPU's beside the CPU's ---- */
@@ -687,6 +761,7 @@ int main(int argc, char **argv) {
                                    cmocka_unit_test(mamba3_raw_float32),
                                    cmocka_unit_test(mamba3_raw_float16),
                                    cmocka_unit_test(shared_models_are_their_owners),
+                                   cmocka_unit_test(shared_mamba3_is_its_owner),
                                    cmocka_unit_test(shared_attention_is_that_of_the_cpu)};
   const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32),
                                      cmocka_unit_test(mamba_float16),
@@ -717,6 +792,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(mamba3_raw_float16),
                                      cmocka_unit_test(mamba3_raw_narrow),
                                      cmocka_unit_test(shared_models_are_their_owners),
+                                   cmocka_unit_test(shared_mamba3_is_its_owner),
                                      cmocka_unit_test(shared_attention_is_that_of_the_cpu)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);

@@ -1,6 +1,7 @@
 /* block_mamba3.c: the mixer of Mamba-3. Fields: in_proj, dt_bias, B_bias, C_bias, B_norm, C_norm, mimo_x, mimo_z,
  * mimo_o, D, gate_norm, out_proj. in_proj's rows are z, x, B, C (by rank, then group), dt, A, trap, angles. */
 #include "alloc.h"
+#include "block_given.h"
 #include "ctx.h"
 #include "lm_blocks.h"
 #include "lm_builder.h"
@@ -8,12 +9,7 @@
 #include "mamba3_raw_step/mamba3_raw_step.h"
 #include "status.h"
 
-typedef struct mamba3_weights {
-  kr_weight_ref in_proj, out_proj;                       /* (columns, d), (d, HP) */
-  kr_weight_ref dt_bias, B_bias, C_bias, D;              /* float32: (H), (H,R,N) twice, (H) */
-  kr_weight_ref BC_norm;                                 /* float32: B's norm for each of B's vectors, then C's */
-  kr_weight_ref mimo_x, mimo_z, mimo_o, gate_norm;       /* float32: (H,R,P), (H,P); or absent */
-} mamba3_weights;
+typedef kr_lm_given_mamba3 mamba3_weights;
 
 enum { ANGLE_STATE, SSM_STATE, KEY_STATE, VALUE_STATE };
 
@@ -63,6 +59,10 @@ static int32_t load_mamba3(kr_lm_loader *l, const kr_lm_block *block) {
   }
   if (s->is_normed) KR_TRY(kr_lm_load_f32(l, "gate_norm", KR_SIZES(inner_of_mamba3(s)), NULL, &w->gate_norm));
   return kr_lm_load(l, "out_proj", 1, KR_SIZES(s->d, inner_of_mamba3(s)), &w->out_proj);
+}
+
+void kr_lm_mamba3_give(const kr_lm_block *block, const kr_lm_given_mamba3 *from) {
+  *(mamba3_weights *)block->weights = *from;
 }
 
 /* ---- the scan ---- */

@@ -1,4 +1,4 @@
-/* shared_lm.c: Mamba, Mamba-2 and attention on the caller's weights and states (krait/shared_lm.h): the graphs of
+/* shared_lm.c: Mamba, Mamba-2, Mamba-3 and attention on the caller's weights and states (krait/shared_lm.h): the graphs of
  * lm_graph.c. */
 #include "public_names.h"
 
@@ -155,6 +155,106 @@ int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_lm_options
   KR_TRY(begin_shared(ctx, options, layers, lm));
   int32_t status = take_shared_options(options, &o);
   if (status >= 0) status = open_shared_parts(ctx, &o, layers, *lm);
+  if (status < 0) krait_shared_lm_close(lm);
+  return status;
+}
+
+/* ---- Mamba-3 ---- */
+
+static int32_t take_mamba3_options(const krait_shared_lm_mamba3_options *given, krait_shared_lm_mamba3_options *o) {
+  KR_TRY(kr_struct_take("krait_shared_lm_mamba3_options", given, sizeof *o, o, sizeof *o));
+  const shared_size sizes[] = {{"n_layers", o->n_layers, 1, KR_LM_MOST_LAYERS},
+                               {"n_slots", o->n_slots, 1, MOST_SLOTS},
+                               {"D", o->D, 1, MOST_SIZE},
+                               {"V", o->V, 1, MOST_SIZE},
+                               {"H", o->H, 1, MOST_SIZE},
+                               {"P", o->P, 1, MOST_SIZE},
+                               {"N", o->N, 1, MOST_SIZE},
+                               {"G", o->G, 1, MOST_SIZE},
+                               {"R", o->R, 1, MOST_SIZE},
+                               {"M", o->M, 1, o->N / 2}};
+  KR_CHECK(!(o->flags & ~(KRAIT_SHARED_LM_NARROW | KRAIT_SHARED_LM_SOFTPLUS_A)), KRAIT_ERR_ARGUMENT,
+           "options.flags is %u, not KRAIT_SHARED_LM_*", o->flags);
+  KR_TRY(check_shared_dtype(o->dtype));
+  KR_CHECK(o->embedding && o->head && o->norm_f && o->states, KRAIT_ERR_ARGUMENT,
+           "options.embedding, head, norm_f and states must not be NULL");
+  KR_TRY(check_each_size(sizes, sizeof sizes / sizeof *sizes));
+  KR_CHECK(o->H % o->G == 0, KRAIT_ERR_ARGUMENT, "options: H %lld must be a multiple of G %lld", (long long)o->H,
+           (long long)o->G);
+  return KRAIT_OK;
+}
+
+static int32_t check_mamba3_layer(const krait_shared_lm_mamba3_layer *l, int64_t i, int64_t R) {
+  const struct {
+    const char *name;
+    const void *data;
+  } all[] = {{"norm", l->norm},     {"in_proj", l->in_proj}, {"dt_bias", l->dt_bias}, {"Dvec", l->Dvec},
+             {"BC_norm", l->BC_norm}, {"B_bias", l->B_bias},   {"C_bias", l->C_bias},   {"out_proj", l->out_proj}};
+  for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+    KR_CHECK(all[k].data, KRAIT_ERR_ARGUMENT, "layers[%lld].%s must not be NULL", (long long)i, all[k].name);
+  KR_CHECK(!l->mimo_x == !l->mimo_z && !l->mimo_x == !l->mimo_o, KRAIT_ERR_ARGUMENT,
+           "layers[%lld] has some of mimo_x, mimo_z and mimo_o", (long long)i);
+  KR_CHECK(l->mimo_x || R == 1, KRAIT_ERR_ARGUMENT, "layers[%lld].mimo_x is NULL, and options.R is %lld, not 1",
+           (long long)i, (long long)R);
+  return KRAIT_OK;
+}
+
+static int32_t add_mamba3_layer(const krait_shared_lm_mamba3_options *o, const krait_shared_lm_mamba3_layer *l,
+                                int64_t i, kr_lm_config *c) {
+  const kr_lm_mamba3_sizes sizes = {.d = o->D,
+                                    .H = o->H,
+                                    .P = o->P,
+                                    .N = o->N,
+                                    .G = o->G,
+                                    .R = o->R,
+                                    .M = o->M,
+                                    .is_mimo = l->mimo_x != NULL,
+                                    .is_normed = l->gate_norm != NULL,
+                                    .is_A_softplus = (o->flags & KRAIT_SHARED_LM_SOFTPLUS_A) != 0,
+                                    .A_floor = (double)o->A_floor};
+#define AS_FLOAT(name) {.data = l->name, .dtype = KRAIT_F32}
+  const kr_lm_given_mamba3 weights = {.in_proj = {.data = l->in_proj, .dtype = o->dtype},
+                                      .out_proj = {.data = l->out_proj, .dtype = o->dtype},
+                                      .dt_bias = AS_FLOAT(dt_bias),
+                                      .D = AS_FLOAT(Dvec),
+                                      .BC_norm = AS_FLOAT(BC_norm),
+                                      .B_bias = AS_FLOAT(B_bias),
+                                      .C_bias = AS_FLOAT(C_bias),
+                                      .mimo_x = AS_FLOAT(mimo_x),
+                                      .mimo_z = AS_FLOAT(mimo_z),
+                                      .mimo_o = AS_FLOAT(mimo_o),
+                                      .gate_norm = AS_FLOAT(gate_norm)};
+#undef AS_FLOAT
+  KR_TRY(check_mamba3_layer(l, i, o->R));
+  KR_TRY(kr_lm_config_add(c, &kr_lm_mamba3, i, "norm", &sizes));
+  kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm, .dtype = o->dtype};
+  kr_lm_mamba3_give(kr_lm_config_last(c), &weights);
+  return KRAIT_OK;
+}
+
+static int32_t open_mamba3_parts(const krait_ctx *ctx, const krait_shared_lm_mamba3_options *o,
+                                 const krait_shared_lm_mamba3_layer *layers, krait_shared_lm *m) {
+  KR_TRY(kr_lm_config_open(&shared_family, o->n_layers, &m->c));
+  m->c->d = o->D, m->c->V = o->V, m->c->n_used = o->V, m->c->n_layers = o->n_layers;
+  m->c->is_rms = 1, m->c->eps = o->eps;
+  for (int64_t i = 0; i < o->n_layers; i++) KR_TRY(add_mamba3_layer(o, &layers[i], i, m->c));
+  take_shared_ends(m, ctx, o->dtype, o->embedding, o->head, o->norm_f);
+  m->slots = (kr_lm_slots){.ctx = ctx,
+                           .c = m->c,
+                           .n = o->n_slots,
+                           .dtype = m->w.dtype,
+                           .is_narrow = (o->flags & KRAIT_SHARED_LM_NARROW) != 0,
+                           .fixed = o->states,
+                           .borrows = 1};
+  return kr_lm_slots_open(&m->slots);
+}
+
+int32_t krait_shared_lm_open_mamba3(const krait_ctx *ctx, const krait_shared_lm_mamba3_options *options,
+                                    const krait_shared_lm_mamba3_layer *layers, krait_shared_lm **lm) {
+  krait_shared_lm_mamba3_options o;
+  KR_TRY(begin_shared(ctx, options, layers, lm));
+  int32_t status = take_mamba3_options(options, &o);
+  if (status >= 0) status = open_mamba3_parts(ctx, &o, layers, *lm);
   if (status < 0) krait_shared_lm_close(lm);
   return status;
 }
