@@ -136,17 +136,16 @@ class Survey:
         return not _has_more([m for m, _ in self._kinds])
 
 
-class _Recurrence:
-    """A, D and the time steps' bias of all layers, in float32, in place: `values`, by layer."""
+class Gathered:
+    """Parameters of all layers in float32, in place: `values`, by layer; a group for each list of one shape and type."""
 
-    def __init__(self, A_log, D, dt_bias):
+    def __init__(self, *lists):
         self._groups = []
-        for of in (A_log, D, dt_bias):
+        for of in lists:
             stored = torch.empty(len(of), *of[0].shape, dtype=of[0].dtype, device=of[0].device)
             self._groups.append((list(stored.unbind()), [p.detach() for p in of], stored, stored if stored.dtype is torch.float32 else stored.float()))
         self.values = list(zip(*[values.unbind() for *_, values in self._groups]))
-        self._recorded, self._records = None, A_log[0].is_cuda  # by the second refresh
-        self._read()
+        self._recorded, self._records = None, lists[0][0].is_cuda  # by the second refresh
 
     def refresh(self):
         """Reads the parameters, however many layers: a few kernels, on a GPU recorded."""
@@ -180,7 +179,22 @@ class _Recurrence:
             _copy_each(pieces, parameters)
             if values is not stored:
                 values.copy_(stored)
-        self._groups[0][3].exp_().neg_()
+
+    def _all(self, group):
+        """The group's values, (layers, ...)."""
+        return self._groups[group][3]
+
+
+class _Recurrence(Gathered):
+    """A, D and the time steps' bias."""
+
+    def __init__(self, A_log, D, dt_bias):
+        super().__init__(A_log, D, dt_bias)
+        self._read()
+
+    def _read(self):
+        super()._read()
+        self._all(0).exp_().neg_()
 
 
 def _pieces(whole, sizes):

@@ -1,11 +1,14 @@
 """Prompts and steps of a language model by the library's graphs, on the model's weights as they lie (krait/shared_lm.h)."""
 
+import math
+
 import torch
 
 from . import _load
 from ._call import DTYPES, place
 
 _LAYER = ("norm", "in_proj", "conv", "conv_bias", "x_proj", "dt_proj", "A", "D", "dt_bias", "gate_norm", "out_proj")
+_MAMBA3_LAYER = ("norm", "in_proj", "dt_bias", "Dvec", "BC_norm", "B_bias", "C_bias", "mimo_x", "mimo_z", "mimo_o", "gate_norm", "out_proj")
 _ATTENTION_LAYER = ("norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "qk_norm", "o", "norm2", "gate", "up", "down")
 
 
@@ -87,6 +90,34 @@ class SharedLM(_Texts):
         for i in range(n_layers):
             of_conv, of_scan = memory[i * n_bytes:][:4 * n_conv], memory[i * n_bytes + 4 * n_conv:][:size * n_scan]
             self.states.append((of_conv.view(torch.float32).view(batch, *conv), of_scan.view(dtype).view(batch, *scan)))
+
+    def prefill(self, ids):
+        """The ids (L) of the only sequence, from its beginning -> logits (1, V)."""
+        self._memory.zero_()
+        for part in ids.split(self.longest):
+            self._read(0, part)
+        return self.logits
+
+
+class SharedMamba3LM(_Texts):
+    """Of Mamba-3."""
+
+    def __init__(self, layers, embedding, head, norm_f, eps, sizes, softplus_A, A_floor, batch):
+        """layers: {name in krait_shared_lm_mamba3_layer: tensor or None}; sizes: H, P, N, G, R, M by name."""
+        super().__init__(embedding, batch)
+        self._lay_out(len(layers), batch, sizes, embedding.device)
+        options = self._options(
+            "krait_shared_lm_mamba3_options", embedding, flags=_load.constant("KRAIT_SHARED_LM_SOFTPLUS_A") if softplus_A else 0, eps=eps, A_floor=A_floor, n_layers=len(layers),
+            D=embedding.shape[1], head=self._address(head), norm_f=self._address(norm_f), states=self._address(self._memory), **sizes)
+        table = self._layers("krait_shared_lm_mamba3_layer", _MAMBA3_LAYER, layers)
+        self._handle = self._handles.opened_by("krait_shared_lm_open_mamba3", "shared_lm", self._at.context, options, table)
+
+    def _lay_out(self, n_layers, batch, s, device):
+        """One piece of memory; `states`: by layer angles, states, last keys and last inputs, as views of it."""
+        shapes = [(batch, s["H"], s["M"]), (batch, s["H"], s["P"], s["N"]), (batch, s["R"], s["H"], s["N"]), (batch, s["H"], s["P"])]
+        counts = [math.prod(shape) for shape in shapes]
+        self._memory = torch.zeros(n_layers, sum(counts), dtype=torch.float32, device=device)
+        self.states = [tuple(piece.view(shape) for piece, shape in zip(layer.split(counts), shapes)) for layer in self._memory]
 
     def prefill(self, ids):
         """The ids (L) of the only sequence, from its beginning -> logits (1, V)."""

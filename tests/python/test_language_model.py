@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 import refs
 from krait._language import Decoder, _move_together
+from krait._mamba3_lm import Mamba3Decoder
 from mamba_ssm import MambaLMHeadModel
 from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.utils import recorded
@@ -85,7 +86,10 @@ def test_greedy_generation(device):
 
 def plain(layer, device, dtype=None, **changes):
     """A model that generate(cg=True) runs by the library's graphs; what is constant at first would be missed unnoticed."""
-    ssm = dict(layer=layer, d_state=32, headdim=16) if layer == "Mamba2" else dict(layer=layer, dt_rank=8)
+    ssm = {"Mamba1": dict(dt_rank=8), "Mamba2": dict(d_state=32, headdim=16), "Mamba3": dict(d_state=16, headdim=16),
+           "Mamba3 ranks": dict(d_state=16, headdim=16, ngroups=2, is_mimo=True, mimo_rank=2, rope_fraction=1.0),
+           "Mamba3 norm": dict(d_state=16, headdim=16, ngroups=2, is_outproj_norm=True, A_activation="softplus", A_floor=0.3)}[layer]
+    ssm["layer"] = layer.split()[0]
     m = small(device, dtype, **{**dict(d_model=64, ssm_cfg=ssm), **changes})
     for name, p in m.named_parameters():
         if name.endswith(("norm.weight", "norm_f.weight", ".D", "bias")):
@@ -98,8 +102,11 @@ def is_recorded(m, batch):
     return recorded.of(m, batch) is not None
 
 
+LAYERS = ["Mamba1", "Mamba2", "Mamba3", "Mamba3 ranks", "Mamba3 norm"]
+
+
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_recorded_generation_is_that_of_the_modules(device, layer, batch):
     m = plain(layer, device)
     assert is_recorded(m, batch)
@@ -124,7 +131,7 @@ def test_long_prompts_are_read_in_parts():
     refs.close(torch.stack(got.scores), torch.stack(want.scores), (1e-4, 1e-4))
 
 
-@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_recorded_generation_reads_weights_as_they_are(device, layer):
     m, ids = plain(layer, device), torch.randint(0, 43, (2, 9), device=device)
 
@@ -132,7 +139,8 @@ def test_recorded_generation_reads_weights_as_they_are(device, layer):
         assert is_recorded(m, 2) and torch.equal(m.generate(ids, 30, cg=True), m.generate(ids, 30))
     check()
     before, block = recorded.of(m, 2), m.backbone.layers[1]
-    for t, by in ((block.mixer.A_log, 0.5), (block.mixer.D, 1.0), (block.mixer.in_proj.weight, 0.1), (m.backbone.embedding.weight, 0.2)):
+    recurrence = [block.mixer.B_bias, block.mixer.C_norm.weight, block.mixer.dt_bias] if layer.startswith("Mamba3") else [block.mixer.A_log]
+    for t, by in (*[(t, 0.5) for t in recurrence], (block.mixer.D, 1.0), (block.mixer.in_proj.weight, 0.1), (m.backbone.embedding.weight, 0.2)):
         t.data.add_(by)  # no version of a tensor shows this
         check()
     assert recorded.of(m, 2) is before
@@ -143,12 +151,13 @@ def test_recorded_generation_reads_weights_as_they_are(device, layer):
     check()
 
 
-def test_prompts_that_are_read_ahead(monkeypatch):
+@pytest.mark.parametrize("layer, decoder", [("Mamba1", Decoder), ("Mamba3", Mamba3Decoder)])
+def test_prompts_that_are_read_ahead(monkeypatch, layer, decoder):
     """As on a GPU, where they are read while the model is looked at."""
-    m, ids, seen = plain("Mamba1", torch.device("cpu")), torch.randint(0, 43, (1, 9)), []
-    monkeypatch.setattr(Decoder, "_reads_ahead", lambda self, ids: True)
-    begin = Decoder.begin
-    monkeypatch.setattr(Decoder, "begin", lambda self, ids: (seen.append(begin(self, ids) is not None), begin(self, ids))[1])
+    m, ids, seen = plain(layer, torch.device("cpu")), torch.randint(0, 43, (1, 9)), []
+    monkeypatch.setattr(decoder, "_reads_ahead", lambda self, ids: True)
+    begin = decoder.begin
+    monkeypatch.setattr(decoder, "begin", lambda self, ids: (seen.append(begin(self, ids) is not None), begin(self, ids))[1])
     block = m.backbone.layers[1]
 
     def check(begun):
@@ -156,7 +165,7 @@ def test_prompts_that_are_read_ahead(monkeypatch):
         assert torch.equal(m.generate(ids, 20, cg=True), m.generate(ids, 20)) and seen == begun
     check([])
     check([True])
-    block.mixer.A_log.data.add_(0.5)
+    block.mixer.dt_proj.bias.data.add_(0.5) if layer == "Mamba1" else block.mixer.dt_bias.data.add_(0.5)
     check([True])
     block.mixer.in_proj.weight.data = -block.mixer.in_proj.weight.data  # elsewhere
     check([False])
@@ -192,13 +201,14 @@ def test_what_is_not_recorded():
         fake = plain("Mamba1", torch.device("cpu"))
         assert recorded.of(fake, 2) is None and fake.generate(torch.zeros(2, 5, dtype=torch.long), 9, cg=True).shape == (2, 9)
     for changes in (dict(rms_norm=False), dict(d_intermediate=64), dict(ssm_cfg=dict(layer="Mamba2", d_state=16, headdim=16, rmsnorm=False)), dict(ssm_cfg=dict(layer="Mamba2", d_state=16, headdim=16, ngroups=2)),
-                    dict(ssm_cfg=dict(layer="Mamba2", d_state=16, headdim=16, D_has_hdim=True)), dict(attn_layer_idx=[1], attn_cfg=dict(num_heads=4))):
+                    dict(ssm_cfg=dict(layer="Mamba2", d_state=16, headdim=16, D_has_hdim=True)), dict(rms_norm=False, ssm_cfg=dict(layer="Mamba3", d_state=16, headdim=16)),
+                    dict(d_intermediate=64, ssm_cfg=dict(layer="Mamba3", d_state=16, headdim=16)), dict(attn_layer_idx=[1], attn_cfg=dict(num_heads=4))):
         other = plain("Mamba1", torch.device("cpu"), **changes)
         assert recorded.of(other, 2) is None and torch.equal(other.generate(ids, 9, cg=True), other.generate(ids, 9))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_recorded_generation_in_16_bits(device, dtype, layer):
     """The likeliest tokens but for rounding; scores have the model's type."""
     m, ids = plain(layer, device, dtype), torch.randint(0, 43, (3, 5), device=device)
@@ -308,8 +318,9 @@ def test_training_after_inference_mode():
     attention, rotary, x = MHA(32, 4, rotary_emb_dim=8).eval(), RotaryEmbedding(8).eval(), torch.randn(2, 9, 32)
     with torch.inference_mode():
         attention(x), rotary(x.clone().view(2, 9, 1, 4, 8).expand(2, 9, 3, 4, 8).clone())
-    for other in (m, copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
-        assert is_recorded(other, 1) and torch.equal(other.generate(ids[:1], 20, cg=True), m.generate(ids[:1], 20))
+    for of in (m, plain("Mamba3", torch.device("cpu"))):
+        for other in (of, copy.deepcopy(of), pickle.loads(pickle.dumps(of))):
+            assert is_recorded(other, 1) and torch.equal(other.generate(ids[:1], 20, cg=True), of.generate(ids[:1], 20))
     m(ids).logits.sum().backward()
     attention(x.requires_grad_()).sum().backward()
     rotary(torch.randn(2, 9, 3, 4, 8, requires_grad=True)).sum().backward()

@@ -302,7 +302,6 @@ KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
   const known of = load_known(p, at);
   channels v = load_channels<STATE>(p, at, at.c);
   float before = 0;
-  if (IN_PARTS) before = arrive(p, at, of);
   kr_raw16 x;
   element z;
   if (ahead) {
@@ -311,6 +310,7 @@ KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
   }
   const columns raw = load_columns(p, at);
   load_inputs(p, at, at.c, x, z);
+  if (IN_PARTS) before = arrive(p, at, of); /* while these are on their way */
   const token t = token_of(p, at, of, raw);
   if (IN_PARTS) {
     advance<STATE>(p, at, t.by, of.D, at.c, v, x, z);
@@ -336,9 +336,9 @@ KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 4) kr_mamba3_raw_step(const kr_mam
 KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 4) kr_mamba3_raw_step_same(const kr_mamba3_raw_step_params p) {
   raw_step<KR_DTYPE, 0>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 5) kr_mamba3_raw_step_part(const kr_mamba3_raw_step_params p) {
+KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 4) kr_mamba3_raw_step_part(const kr_mamba3_raw_step_params p) {
   raw_step<KRAIT_F32, 1>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 5) kr_mamba3_raw_step_part_same(const kr_mamba3_raw_step_params p) {
+KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_THREADS, 4) kr_mamba3_raw_step_part_same(const kr_mamba3_raw_step_params p) {
   raw_step<KR_DTYPE, 1>(p);
 }
