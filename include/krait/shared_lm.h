@@ -1,6 +1,6 @@
-/* shared_lm.h: a language model of Mamba, Mamba-2, Mamba-3 or attention as a framework generates with it: prompts and steps by
- * the graphs of krait_lm, on weights and states that the framework keeps. Nothing is copied, and everything is in the
- * context's memory. The drop-in's generate(cg=True) and krait.accelerate (docs/PYTHON.md) are made of it.
+/* shared_lm.h: a language model of Mamba, Mamba-2, Mamba-3 or attention as a framework generates with it: prompts and
+ * steps by the graphs of krait_lm, on weights and states that the framework keeps. Nothing is copied, and everything is
+ * in the context's memory. The drop-in's generate(cg=True) and krait.accelerate (docs/PYTHON.md) are made of it.
  *
  *   krait_shared_lm_open(ctx, &options, layers, &lm);
  *   krait_shared_lm_prefill(lm, 0, ids, n, logits, stream);           // of slot 0, whose states begin as zeros
@@ -51,18 +51,20 @@ KRAIT_API int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_
                                        const krait_shared_lm_layer *layers, krait_shared_lm **lm);
 KRAIT_API void krait_shared_lm_close(krait_shared_lm **lm);
 
-/* ---- Mamba-3 ---- */
+/* ---- Mamba-3, and a gated MLP in every layer or none ---- */
 
-/* Of a layer, row-major: norm, in_proj and out_proj in the model's type, all else float32. */
+/* Of a layer, row-major: what is const void * in the model's type. */
 typedef struct krait_shared_lm_mamba3_layer {
   const void *norm;
   const void *in_proj; /* (2 H P + 2 R G N + 3 H + M, D): rows of z, x, B, C, dt, A, trap, angles */
-  const float *dt_bias, *Dvec;                 /* (H) */
-  const float *BC_norm;                        /* (2, R G N): weights of the norm of each vector of B, then of C */
-  const float *B_bias, *C_bias;                /* (H,R,N) */
-  const float *mimo_x, *mimo_z, *mimo_o;       /* (H,R,P): halves turn; all NULL: R is 1, and neighbours turn */
-  const float *gate_norm;                      /* (H P): of every head's y; or NULL */
-  const void *out_proj;                        /* (D, H P) */
+  const float *dt_bias, *Dvec;           /* (H) */
+  const float *BC_norm;                  /* (2, R G N): weights of the norm of each vector of B, then of C */
+  const float *B_bias, *C_bias;          /* (H,R,N) */
+  const float *mimo_x, *mimo_z, *mimo_o; /* (H,R,P): halves turn; all NULL: R is 1, and neighbours turn */
+  const float *gate_norm;                /* (H P): of every head's y; or NULL */
+  const void *out_proj;                  /* (D, H P) */
+  const void *norm2;                     /* with F, as those below */
+  const void *gate, *up, *down;          /* of silu: (F, D) twice, (D, F) */
 } krait_shared_lm_mamba3_layer;
 
 #define KRAIT_SHARED_LM_SOFTPLUS_A 2u /* A's form: KRAIT_MAMBA3_SOFTPLUS_A (train_ops.h) */
@@ -76,6 +78,7 @@ typedef struct krait_shared_lm_mamba3_options {
   int64_t D, V;          /* width; rows of embedding and head */
   int64_t H, P, N, G, R; /* heads, their size, states, groups, ranks */
   int64_t M;             /* pairs that turn, at most N/2 */
+  int64_t F;             /* inner width of the MLP; 0: none */
   const void *embedding, *head, *norm_f;
   void *states; /* by layer: angles (n_slots,H,M), states (n_slots,H,P,N), keys (n_slots,R,H,N), inputs (n_slots,H,P) of
                  * the last token; float32 */

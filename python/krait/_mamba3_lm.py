@@ -14,25 +14,39 @@ _RANKS = ("mimo_x", "mimo_z", "mimo_o")
 _EPS = 1e-5  # of the norms of B, C and heads
 
 
-def sizes_of(mixer):
+def sizes_of(block):
     """By their names in krait_shared_lm_mamba3_options."""
-    return {"H": mixer.nheads, "P": mixer.headdim, "N": mixer.d_state, "G": mixer.num_bc_heads, "R": mixer.mimo_rank, "M": mixer.num_rope_angles}
+    m = block.mixer
+    return {"H": m.nheads, "P": m.headdim, "N": m.d_state, "G": m.num_bc_heads, "R": m.mimo_rank, "M": m.num_rope_angles, "F": 0 if block.mlp is None else block.mlp.fc2.in_features}
+
+
+def _norms_of(block):
+    return [block.norm] if block.mlp is None else [block.norm, block.norm2]
+
+
+def _large_of(block):
+    """By their names in krait_shared_lm_mamba3_layer: the weights that are read as they lie."""
+    large = {"norm": block.norm.weight, "in_proj": block.mixer.in_proj.weight, "out_proj": block.mixer.out_proj.weight, **dict.fromkeys(("norm2", "gate", "up", "down"))}
+    if block.mlp is not None:
+        up, gate = block.mlp.fc1.weight.detach().chunk(2)
+        large.update(norm2=block.norm2.weight, gate=gate, up=up, down=block.mlp.fc2.weight)
+    return large
 
 
 def why_not(model):
-    """Why the library's graphs do not compute a model of plain Mamba3 blocks; None: they do."""
+    """Why the library's graphs do not compute a model of plain Mamba3 blocks, with or without MLPs; None: they do."""
     blocks, shapes = model.backbone.layers, {name: p.shape for name, p in model.named_parameters()}
     first = blocks[0].mixer
     inside = _MUST | (set(_RANKS) if first.is_mimo else set()) | ({"norm.weight"} if first.is_outproj_norm else set())
-    must = {"backbone.embedding.weight", "backbone.norm_f.weight"} | {"backbone.layers.%d.norm.weight" % i for i in range(len(blocks))}
-    must |= {"backbone.layers.%d.mixer.%s" % (i, name) for i in range(len(blocks)) for name in inside}
+    of_layer = {"norm.weight", *("mixer." + name for name in inside)} | (set() if blocks[0].mlp is None else {"norm2.weight", "mlp.fc1.weight", "mlp.fc2.weight"})
+    must = {"backbone.embedding.weight", "backbone.norm_f.weight"} | {"backbone.layers.%d.%s" % (i, name) for i in range(len(blocks)) for name in of_layer}
     why = why_not_names(shapes, must | {"lm_head.weight"}, must) or why_not_head(model, shapes["backbone.embedding.weight"])
     if why:
         return why
-    if len({(tuple(sizes_of(b.mixer).values()), b.mixer.A_floor, b.mixer.A_activation, b.mixer.is_outproj_norm, b.mixer.is_mimo) for b in blocks}) != 1:
+    if len({(tuple(sizes_of(b).values()), b.mixer.A_floor, b.mixer.A_activation, b.mixer.is_outproj_norm, b.mixer.is_mimo) for b in blocks}) != 1:
         return "its layers differ"
     norms = [n for b in blocks for n in (b.mixer.B_norm, b.mixer.C_norm, *([b.mixer.norm] if first.is_outproj_norm else []))]
-    if any(eps_of(n) != _EPS for n in norms) or len({eps_of(n) for n in (model.backbone.norm_f, *[b.norm for b in blocks])}) != 1:
+    if any(eps_of(n) != _EPS for n in norms) or len({eps_of(n) for n in (model.backbone.norm_f, *[n for b in blocks for n in _norms_of(b)])}) != 1:
         return "its norms differ"
     return None
 
@@ -64,9 +78,9 @@ class _Runs:
     def __init__(self, decoder, batch):
         model, blocks = decoder.model, decoder.blocks
         mixer, embedding = blocks[0].mixer, decoder.weight
-        layers = [{"norm": b.norm.weight, "in_proj": b.mixer.in_proj.weight, "out_proj": b.mixer.out_proj.weight, **small} for b, small in zip(blocks, decoder.small.layers)]
+        layers = [{**_large_of(b), **small} for b, small in zip(blocks, decoder.small.layers)]
         self._model = model
-        self._lm = SharedMamba3LM(layers, embedding, model.lm_head.weight, model.backbone.norm_f.weight, eps_of(model.backbone.norm_f), sizes_of(mixer),
+        self._lm = SharedMamba3LM(layers, embedding, model.lm_head.weight, model.backbone.norm_f.weight, eps_of(model.backbone.norm_f), sizes_of(blocks[0]),
                                   mixer.A_activation == "softplus", mixer.A_floor, batch)
         self.step, self.likeliest = self._lm.step, self._lm.likeliest
 
@@ -100,7 +114,7 @@ class Mamba3Decoder:
         weight = self.weight
         if weight.device.type not in ("cpu", "cuda") or weight.dtype not in TYPES or (weight.device.type == "cpu" and weight.dtype is not torch.float32):
             return False  # a CPU's activations are float32
-        large = [self.model.lm_head.weight, self.model.backbone.norm_f.weight, *[t for b in self.blocks for t in (b.norm.weight, b.mixer.in_proj.weight, b.mixer.out_proj.weight)]]
+        large = [self.model.lm_head.weight, self.model.backbone.norm_f.weight, *[t for b in self.blocks for t in _large_of(b).values() if t is not None]]
         if any(t.dtype is not weight.dtype or not t.is_contiguous() for t in large):
             return False
         kinds = {}

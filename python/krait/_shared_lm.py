@@ -8,7 +8,7 @@ from . import _load
 from ._call import DTYPES, place
 
 _LAYER = ("norm", "in_proj", "conv", "conv_bias", "x_proj", "dt_proj", "A", "D", "dt_bias", "gate_norm", "out_proj")
-_MAMBA3_LAYER = ("norm", "in_proj", "dt_bias", "Dvec", "BC_norm", "B_bias", "C_bias", "mimo_x", "mimo_z", "mimo_o", "gate_norm", "out_proj")
+_MAMBA3_LAYER = ("norm", "in_proj", "dt_bias", "Dvec", "BC_norm", "B_bias", "C_bias", "mimo_x", "mimo_z", "mimo_o", "gate_norm", "out_proj", "norm2", "gate", "up", "down")
 _ATTENTION_LAYER = ("norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "qk_norm", "o", "norm2", "gate", "up", "down")
 
 
@@ -100,10 +100,10 @@ class SharedLM(_Texts):
 
 
 class SharedMamba3LM(_Texts):
-    """Of Mamba-3."""
+    """Of Mamba-3, and a gated MLP in every layer or none."""
 
     def __init__(self, layers, embedding, head, norm_f, eps, sizes, softplus_A, A_floor, batch):
-        """layers: {name in krait_shared_lm_mamba3_layer: tensor or None}; sizes: H, P, N, G, R, M by name."""
+        """layers: {name in krait_shared_lm_mamba3_layer: tensor or None}; sizes: H, P, N, G, R, M, F by name."""
         super().__init__(embedding, batch)
         self._lay_out(len(layers), batch, sizes, embedding.device)
         options = self._options(

@@ -24,6 +24,7 @@ enum { IS_EMULATED = 0 };
 #include "lm/block_given.h"
 #include "lm/block_mamba.h"
 #include "lm/lm.h"
+#include "lm/lm_builder.h"
 #include "lm/lm_load.h"
 #include "mamba_lm/mamba_lm.h"
 #include "qwen2/qwen2.h"
@@ -429,8 +430,11 @@ static krait_shared_lm *open_shared_mamba3(const krait_ctx *ctx, kr_lm *own, con
   krait_shared_lm_mamba3_layer layers[4];
   krait_shared_lm *lm;
   for (int64_t i = 0; i < c->n_layers; i++) {
-    const kr_lm_given_mamba3 *w = config->blocks[i].weights;
-    layers[i] = (krait_shared_lm_mamba3_layer){.norm = config->blocks[i].norm_weight.data,
+    const kr_lm_block *blocks = &config->blocks[c->F ? 2 * i : i];
+    const kr_lm_given_mamba3 *w = blocks->weights;
+    kr_lm_mlp_matrices mlp = {.F = 0};
+    assert_true(!c->F || kr_lm_mlp_has_matrices(&blocks[1], &mlp));
+    layers[i] = (krait_shared_lm_mamba3_layer){.norm = blocks->norm_weight.data,
                                                .in_proj = w->in_proj.data,
                                                .dt_bias = w->dt_bias.data,
                                                .Dvec = w->D.data,
@@ -441,7 +445,11 @@ static krait_shared_lm *open_shared_mamba3(const krait_ctx *ctx, kr_lm *own, con
                                                .mimo_z = w->mimo_z.data,
                                                .mimo_o = w->mimo_o.data,
                                                .gate_norm = w->gate_norm.data,
-                                               .out_proj = w->out_proj.data};
+                                               .out_proj = w->out_proj.data,
+                                               .norm2 = c->F ? blocks[1].norm_weight.data : NULL,
+                                               .gate = mlp.gate.data,
+                                               .up = mlp.up.data,
+                                               .down = mlp.down.data};
   }
   get_shared_memory(ctx, bytes, memory);
   const kr_lm_weights *w = kr_lm_weights_of(own);
@@ -461,6 +469,7 @@ static krait_shared_lm *open_shared_mamba3(const krait_ctx *ctx, kr_lm *own, con
       .G = s->G,
       .R = s->R,
       .M = s->M,
+      .F = c->F,
       .embedding = w->embedding.data,
       .head = w->head.data,
       .norm_f = w->norm_f.data,
@@ -533,10 +542,10 @@ static void shared_models_are_their_owners(void **state) {
 
 static void shared_mamba3_is_its_owner(void **state) {
   (void)state;
-  for (int i = 0; i < 3; i++) { /* one kernel a step; a norm and the other form of A; ranks */
+  for (int i = 0; i < 3; i++) { /* one kernel a step; a norm and the other form of A; ranks, and an MLP */
     kr_mamba_lm_config c = config_of(KR_MIXER_MAMBA3);
     c.mamba3.is_normed = c.mamba3.is_A_softplus = i == 1;
-    if (i == 2) c.mamba3.is_mimo = 1, c.mamba3.R = 2;
+    if (i == 2) c.mamba3.is_mimo = 1, c.mamba3.R = 2, c.F = 96;
     shared_is_its_owner(cpu, &c, KRAIT_F32, 0);
     shared_is_its_owner(gpu, &c, i == 1 ? KRAIT_F16 : KRAIT_BF16, i == 0);
   }

@@ -1,5 +1,5 @@
-/* shared_lm.c: Mamba, Mamba-2, Mamba-3 and attention on the caller's weights and states (krait/shared_lm.h): the graphs of
- * lm_graph.c. */
+/* shared_lm.c: Mamba, Mamba-2, Mamba-3 and attention on the caller's weights and states (krait/shared_lm.h): the graphs
+ * of lm_graph.c. */
 #include "public_names.h"
 
 #include <krait/shared_lm.h>
@@ -172,7 +172,8 @@ static int32_t take_mamba3_options(const krait_shared_lm_mamba3_options *given, 
                                {"N", o->N, 1, MOST_SIZE},
                                {"G", o->G, 1, MOST_SIZE},
                                {"R", o->R, 1, MOST_SIZE},
-                               {"M", o->M, 1, o->N / 2}};
+                               {"M", o->M, 1, o->N / 2},
+                               {"F", o->F, 0, MOST_SIZE}};
   KR_CHECK(!(o->flags & ~(KRAIT_SHARED_LM_NARROW | KRAIT_SHARED_LM_SOFTPLUS_A)), KRAIT_ERR_ARGUMENT,
            "options.flags is %u, not KRAIT_SHARED_LM_*", o->flags);
   KR_TRY(check_shared_dtype(o->dtype));
@@ -184,18 +185,23 @@ static int32_t take_mamba3_options(const krait_shared_lm_mamba3_options *given, 
   return KRAIT_OK;
 }
 
-static int32_t check_mamba3_layer(const krait_shared_lm_mamba3_layer *l, int64_t i, int64_t R) {
+static int32_t check_mamba3_layer(const krait_shared_lm_mamba3_options *o, const krait_shared_lm_mamba3_layer *l,
+                                  int64_t i) {
   const struct {
     const char *name;
     const void *data;
-  } all[] = {{"norm", l->norm},     {"in_proj", l->in_proj}, {"dt_bias", l->dt_bias}, {"Dvec", l->Dvec},
-             {"BC_norm", l->BC_norm}, {"B_bias", l->B_bias},   {"C_bias", l->C_bias},   {"out_proj", l->out_proj}};
+    int is_of_mlp;
+  } all[] = {
+      {"norm", l->norm, 0},       {"in_proj", l->in_proj, 0}, {"dt_bias", l->dt_bias, 0}, {"Dvec", l->Dvec, 0},
+      {"BC_norm", l->BC_norm, 0}, {"B_bias", l->B_bias, 0},   {"C_bias", l->C_bias, 0},   {"out_proj", l->out_proj, 0},
+      {"norm2", l->norm2, 1},     {"gate", l->gate, 1},       {"up", l->up, 1},           {"down", l->down, 1}};
   for (size_t k = 0; k < sizeof all / sizeof *all; k++)
-    KR_CHECK(all[k].data, KRAIT_ERR_ARGUMENT, "layers[%lld].%s must not be NULL", (long long)i, all[k].name);
+    KR_CHECK(all[k].data || (all[k].is_of_mlp && !o->F), KRAIT_ERR_ARGUMENT, "layers[%lld].%s must not be NULL",
+             (long long)i, all[k].name);
   KR_CHECK(!l->mimo_x == !l->mimo_z && !l->mimo_x == !l->mimo_o, KRAIT_ERR_ARGUMENT,
            "layers[%lld] has some of mimo_x, mimo_z and mimo_o", (long long)i);
-  KR_CHECK(l->mimo_x || R == 1, KRAIT_ERR_ARGUMENT, "layers[%lld].mimo_x is NULL, and options.R is %lld, not 1",
-           (long long)i, (long long)R);
+  KR_CHECK(l->mimo_x || o->R == 1, KRAIT_ERR_ARGUMENT, "layers[%lld].mimo_x is NULL, and options.R is %lld, not 1",
+           (long long)i, (long long)o->R);
   return KRAIT_OK;
 }
 
@@ -225,16 +231,22 @@ static int32_t add_mamba3_layer(const krait_shared_lm_mamba3_options *o, const k
                                       .mimo_o = AS_FLOAT(mimo_o),
                                       .gate_norm = AS_FLOAT(gate_norm)};
 #undef AS_FLOAT
-  KR_TRY(check_mamba3_layer(l, i, o->R));
+  KR_TRY(check_mamba3_layer(o, l, i));
   KR_TRY(kr_lm_config_add(c, &kr_lm_mamba3, i, "norm", &sizes));
   kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm, .dtype = o->dtype};
   kr_lm_mamba3_give(kr_lm_config_last(c), &weights);
+  if (!o->F) return KRAIT_OK;
+  KR_TRY(kr_lm_config_add(c, &kr_lm_mlp, i, "norm2", &(kr_lm_mlp_sizes){.d = o->D, .F = o->F}));
+  kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm2, .dtype = o->dtype};
+  kr_lm_mlp_give(kr_lm_config_last(c), &(kr_lm_mlp_matrices){.gate = {.data = l->gate, .dtype = o->dtype},
+                                                             .up = {.data = l->up, .dtype = o->dtype},
+                                                             .down = {.data = l->down, .dtype = o->dtype}});
   return KRAIT_OK;
 }
 
 static int32_t open_mamba3_parts(const krait_ctx *ctx, const krait_shared_lm_mamba3_options *o,
                                  const krait_shared_lm_mamba3_layer *layers, krait_shared_lm *m) {
-  KR_TRY(kr_lm_config_open(&shared_family, o->n_layers, &m->c));
+  KR_TRY(kr_lm_config_open(&shared_family, 2 * o->n_layers, &m->c));
   m->c->d = o->D, m->c->V = o->V, m->c->n_used = o->V, m->c->n_layers = o->n_layers;
   m->c->is_rms = 1, m->c->eps = o->eps;
   for (int64_t i = 0; i < o->n_layers; i++) KR_TRY(add_mamba3_layer(o, &layers[i], i, m->c));

@@ -1,5 +1,6 @@
 """Which models generate by the library's graphs: those of plain Mamba, Mamba-2 or Mamba-3 blocks, as krait's program runs them."""
 
+import torch.nn.functional as F
 from torch import nn
 
 from krait._language import Decoder, has_changed_modules, why_not
@@ -9,15 +10,21 @@ from krait.ops import is_plain
 from mamba_ssm.modules.mamba2 import Mamba2
 from mamba_ssm.modules.mamba3 import Mamba3
 from mamba_ssm.modules.mamba_simple import Mamba
+from mamba_ssm.modules.mlp import GatedMLP
 from mamba_ssm.ops.triton.layer_norm import RMSNorm
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 
 _KINDS = (Mamba, Mamba2, Mamba3)
 
 
+def _is_plain_mlp(block):
+    mlp = block.mlp
+    return type(mlp) is GatedMLP and mlp.activation is F.silu and isinstance(block.norm2, RMSNorm) and is_plain(mlp.fc1) and is_plain(mlp.fc2)
+
+
 def _is_plain(block, kind):
     mixer = block.mixer
-    if type(mixer) is not kind or block.mlp is not None or not isinstance(block.norm, RMSNorm) or not block.residual_in_fp32:
+    if type(mixer) is not kind or not isinstance(block.norm, RMSNorm) or not block.residual_in_fp32 or not (block.mlp is None or (kind is Mamba3 and _is_plain_mlp(block))):
         return False
     if not all(is_plain(layer) for layer in (mixer.in_proj, mixer.out_proj)):
         return False
