@@ -126,19 +126,18 @@ static void take_shared_ends(krait_shared_lm *m, const krait_ctx *ctx, int32_t d
                          .dtype = ctx->cuda ? dtype : KRAIT_F32};
 }
 
+static int32_t borrow_states(const krait_ctx *ctx, int64_t n_slots, int is_narrow, void *states, krait_shared_lm *m) {
+  m->slots = (kr_lm_slots){
+      .ctx = ctx, .c = m->c, .n = n_slots, .dtype = m->w.dtype, .is_narrow = is_narrow, .fixed = states, .borrows = 1};
+  return kr_lm_slots_open(&m->slots);
+}
+
 static int32_t open_shared_parts(const krait_ctx *ctx, const krait_shared_lm_options *o,
                                  const krait_shared_lm_layer *layers, krait_shared_lm *m) {
   KR_TRY(kr_lm_config_open(&shared_family, o->n_layers, &m->c));
   KR_TRY(describe_shared(o, layers, m->c));
   take_shared_ends(m, ctx, o->dtype, o->embedding, o->head, o->norm_f);
-  m->slots = (kr_lm_slots){.ctx = ctx,
-                           .c = m->c,
-                           .n = o->n_slots,
-                           .dtype = m->w.dtype,
-                           .is_narrow = (o->flags & KRAIT_SHARED_LM_NARROW) != 0,
-                           .fixed = o->states,
-                           .borrows = 1};
-  return kr_lm_slots_open(&m->slots);
+  return borrow_states(ctx, o->n_slots, (o->flags & KRAIT_SHARED_LM_NARROW) != 0, o->states, m);
 }
 
 /* An empty model, if the arguments of an open function are there. */
@@ -157,6 +156,22 @@ int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_lm_options
   if (status >= 0) status = open_shared_parts(ctx, &o, layers, *lm);
   if (status < 0) krait_shared_lm_close(lm);
   return status;
+}
+
+typedef struct given_mlp {
+  const void *gate, *up, *down;
+  int64_t F;
+} given_mlp;
+
+/* The MLP behind a layer's mixer. */
+static int32_t add_shared_mlp(kr_lm_config *c, int64_t i, int64_t D, int32_t dtype, const void *norm2,
+                              const given_mlp *mlp) {
+  KR_TRY(kr_lm_config_add(c, &kr_lm_mlp, i, "norm2", &(kr_lm_mlp_sizes){.d = D, .F = mlp->F}));
+  kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = norm2, .dtype = dtype};
+  kr_lm_mlp_give(kr_lm_config_last(c), &(kr_lm_mlp_matrices){.gate = {.data = mlp->gate, .dtype = dtype},
+                                                             .up = {.data = mlp->up, .dtype = dtype},
+                                                             .down = {.data = mlp->down, .dtype = dtype}});
+  return KRAIT_OK;
 }
 
 /* ---- Mamba-3 ---- */
@@ -235,13 +250,8 @@ static int32_t add_mamba3_layer(const krait_shared_lm_mamba3_options *o, const k
   KR_TRY(kr_lm_config_add(c, &kr_lm_mamba3, i, "norm", &sizes));
   kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm, .dtype = o->dtype};
   kr_lm_mamba3_give(kr_lm_config_last(c), &weights);
-  if (!o->F) return KRAIT_OK;
-  KR_TRY(kr_lm_config_add(c, &kr_lm_mlp, i, "norm2", &(kr_lm_mlp_sizes){.d = o->D, .F = o->F}));
-  kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm2, .dtype = o->dtype};
-  kr_lm_mlp_give(kr_lm_config_last(c), &(kr_lm_mlp_matrices){.gate = {.data = l->gate, .dtype = o->dtype},
-                                                             .up = {.data = l->up, .dtype = o->dtype},
-                                                             .down = {.data = l->down, .dtype = o->dtype}});
-  return KRAIT_OK;
+  return o->F ? add_shared_mlp(c, i, o->D, o->dtype, l->norm2, &(const given_mlp){l->gate, l->up, l->down, o->F})
+              : KRAIT_OK;
 }
 
 static int32_t open_mamba3_parts(const krait_ctx *ctx, const krait_shared_lm_mamba3_options *o,
@@ -251,14 +261,7 @@ static int32_t open_mamba3_parts(const krait_ctx *ctx, const krait_shared_lm_mam
   m->c->is_rms = 1, m->c->eps = o->eps;
   for (int64_t i = 0; i < o->n_layers; i++) KR_TRY(add_mamba3_layer(o, &layers[i], i, m->c));
   take_shared_ends(m, ctx, o->dtype, o->embedding, o->head, o->norm_f);
-  m->slots = (kr_lm_slots){.ctx = ctx,
-                           .c = m->c,
-                           .n = o->n_slots,
-                           .dtype = m->w.dtype,
-                           .is_narrow = (o->flags & KRAIT_SHARED_LM_NARROW) != 0,
-                           .fixed = o->states,
-                           .borrows = 1};
-  return kr_lm_slots_open(&m->slots);
+  return borrow_states(ctx, o->n_slots, (o->flags & KRAIT_SHARED_LM_NARROW) != 0, o->states, m);
 }
 
 int32_t krait_shared_lm_open_mamba3(const krait_ctx *ctx, const krait_shared_lm_mamba3_options *options,
@@ -329,12 +332,7 @@ static int32_t add_attention_layer(const krait_shared_lm_attention_options *o, c
   KR_TRY(kr_lm_config_add(c, &kr_lm_attention, i, "norm", &sizes));
   kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm, .dtype = dtype};
   kr_lm_attention_give(kr_lm_config_last(c), &attention);
-  KR_TRY(kr_lm_config_add(c, &kr_lm_mlp, i, "norm2", &(kr_lm_mlp_sizes){.d = o->D, .F = o->F}));
-  kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm2, .dtype = dtype};
-  kr_lm_mlp_give(kr_lm_config_last(c), &(kr_lm_mlp_matrices){.gate = {.data = l->gate, .dtype = dtype},
-                                                             .up = {.data = l->up, .dtype = dtype},
-                                                             .down = {.data = l->down, .dtype = dtype}});
-  return KRAIT_OK;
+  return add_shared_mlp(c, i, o->D, dtype, l->norm2, &(const given_mlp){l->gate, l->up, l->down, o->F});
 }
 
 static int32_t open_attention_parts(const krait_ctx *ctx, const krait_shared_lm_attention_options *o,
