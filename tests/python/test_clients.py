@@ -63,6 +63,22 @@ def test_imports(module, names):
         assert callable(getattr(found, name)), name
 
 
+# (module, names): what upstream's modules import from other libraries and clients take from them, by name (verl) or by a star (ProtMamba)
+BORROWED = [("flash_attn.bert_padding", "rearrange repeat torch F"), ("mamba_ssm.utils.generation", "dataclass field namedtuple partial Callable Optional Sequence Union gc time torch F Tensor "
+                                                                                                    "rearrange repeat sample decode GenerationMixin InferenceParams"),
+            ("flash_attn.utils.generation", "dataclass field namedtuple partial torch F Tensor rearrange GenerationMixin"),
+            ("mamba_ssm.modules.mamba_simple", "math Optional torch nn F Tensor rearrange repeat Mamba Block"), ("mamba_ssm.modules.mamba2", "math nn F rearrange repeat Mamba2"),
+            ("mamba_ssm.ops.selective_scan_interface", "torch F rearrange repeat selective_scan_fn")]
+
+
+@pytest.mark.parametrize("module,names", BORROWED, ids=[module for module, _ in BORROWED])
+def test_borrowed_names(module, names):
+    pytest.importorskip("einops", reason="rearrange is einops'")
+    found = {}
+    exec("from %s import *" % module, found)
+    assert [name for name in names.split() if name not in found] == []
+
+
 def test_norm_of_the_inner_function(device):
     x, weight = torch.randn(5, 12, device=device), torch.randn(12, device=device)
     refs.close(rms_norm_forward(x, weight, None, eps=1e-5), refs.norm(x.cpu().double(), weight.cpu().double(), None, 1e-5, True), (1e-5, 1e-5))

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from krait._upstream_names import *  # noqa: F401,F403
+
 
 class IndexFirstAxis(torch.autograd.Function):
     """Gathers rows of axis 0; the gradient scatters them back."""

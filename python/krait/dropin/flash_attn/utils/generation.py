@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from krait._upstream_names import *  # noqa: F401,F403
 from krait._sampling import GenerationOutput, InferenceParams, modify_logits_for_top_k_filtering, modify_logits_for_top_p_filtering  # noqa: F401
 from krait._sampling import sample as _sample
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
 from krait._context_parallel import is_active, refuse
+from krait._upstream_names import *  # noqa: F401,F403
 from krait._mamba2_part import mamba2_part
 from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, is_plain, mamba2_block, member
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear

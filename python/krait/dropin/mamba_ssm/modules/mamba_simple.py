@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from krait._context_parallel import conv_over_parts, is_active, over_parts, refuse
+from krait._upstream_names import *  # noqa: F401,F403
 from krait.ops import apply_linear, is_plain, linear, mamba_block, member, selective_scan
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block

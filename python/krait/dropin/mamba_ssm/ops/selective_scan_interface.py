@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from causal_conv1d import causal_conv1d_fn
 from causal_conv1d.cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function  # noqa: F401
 from krait._function import function_by_name
+from krait._upstream_names import *  # noqa: F401,F403
 from krait.ops import add_norm, bimamba_inner, linear, mamba_inner, product, selective_scan
 
 

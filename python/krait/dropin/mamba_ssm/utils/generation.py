@@ -8,6 +8,7 @@ import torch
 
 from krait._sampling import (GenerationOutput, InferenceParams, modify_logit_for_repetition_penalty, modify_logits_for_min_p_filtering,  # noqa: F401
                              modify_logits_for_top_k_filtering, modify_logits_for_top_p_filtering, sample)
+from krait._upstream_names import *  # noqa: F401,F403
 from mamba_ssm.utils import recorded
 
 
