@@ -111,7 +111,8 @@ def parse(arguments=None):
     parser = _Parser(prog="python -m krait", description="Without a command: report the library and devices.")
     commands = parser.add_subparsers(dest="command")
     dropin = commands.add_parser("dropin", help="manage drop-in replacement packages").add_subparsers(dest="action", required=True)
-    packages = {"nargs": "*", "metavar": "package", "help": "mamba_ssm, causal_conv1d, flash_attn, fla_core (fla), krait_kernels (the *_cuda modules); default: all"}
+    packages = {"nargs": "*", "metavar": "package", "help": "mamba_ssm, causal_conv1d, flash_attn, fla_core (fla), krait_kernels (the *_cuda modules); default: all of these; "
+                "flash_attn_3 (flash_attn_interface) only by name"}
     on = dropin.add_parser("on", help="install into this Python")
     on.add_argument("packages", **packages)
     on.add_argument("--force", action="store_true", help="replace a working upstream install")

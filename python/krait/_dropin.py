@@ -26,9 +26,11 @@ PACKAGES = {  # distribution: upstream version, import names, requirements
               ("torch",)),
     "causal_conv1d": ("1.7.0", ("causal_conv1d",), ("torch", KERNELS)),
     "mamba_ssm": ("2.3.2.post1", ("mamba_ssm",), ("torch", "causal_conv1d", KERNELS)),
-    "flash_attn": ("2.8.3.post2", ("flash_attn", "flash_attn_interface"), ("torch", KERNELS)),
+    "flash_attn": ("2.8.3.post2", ("flash_attn",), ("torch", KERNELS)),
+    "flash_attn_3": ("3.0.0", ("flash_attn_3", "flash_attn_interface"), ("torch",)),
     "fla_core": ("0.6.0", ("fla",), ("torch",)),
 }
+ONLY_BY_NAME = ("flash_attn_3",)  # clients prefer it where they find it, and not all know its results: Wan takes the first of a tuple
 MODULES = [module for _, modules, _ in PACKAGES.values() for module in modules]
 _MARK = "Drop-in for "
 _SUFFIXES = importlib.machinery.EXTENSION_SUFFIXES + importlib.machinery.SOURCE_SUFFIXES + importlib.machinery.BYTECODE_SUFFIXES
@@ -205,6 +207,7 @@ def _remove(names):
 
 
 def run(options):
+    options.packages = [name.replace("-", "_").lower() for name in options.packages]  # pip's spelling, too
     unknown = [name for name in options.packages if name not in PACKAGES]
     if unknown:
         print("krait: no drop-in for %s; choose from %s" % (", ".join(unknown), ", ".join(PACKAGES)), file=sys.stderr)
@@ -213,7 +216,7 @@ def run(options):
     if only_kernels and options.packages:
         print("krait: --kernels-only takes no packages; remove %s" % ", ".join(options.packages), file=sys.stderr)
         return 2
-    names = [KERNELS] if only_kernels else options.packages or list(PACKAGES)
+    names = [KERNELS] if only_kernels else options.packages or [name for name in PACKAGES if options.action != "on" or name not in ONLY_BY_NAME]
     if options.action == "on":
         return _install(_with_needs(names), options.force)
     if options.action == "off":

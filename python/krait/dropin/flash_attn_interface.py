@@ -1,4 +1,4 @@
-"""Drop-in for flash_attn_interface on krait: the FlashAttention-3 beta's names, on any CPU and any GPU. float8 is computed
+"""Drop-in for flash_attn_interface on krait: FlashAttention-3's names, on any CPU and any GPU. float8 is computed
 in bfloat16; attention_chunk has a gradient here."""
 
 import torch
@@ -10,7 +10,7 @@ from krait.ops.chunked_attention import wide_attention as _attention
 from krait.ops.chunked_attention import widened as _widened
 from krait.ops.low_level import attention_any_bwd as _any_bwd
 
-__version__ = "3.0.0b1"
+__version__ = "3.0.0"
 
 
 def _refuse_qv(qv):
