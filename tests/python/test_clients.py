@@ -65,7 +65,7 @@ def test_imports(module, names):
 
 # (module, names): what upstream's modules import from other libraries and clients take from them, by name (verl) or by a star (ProtMamba)
 BORROWED = [("flash_attn.bert_padding", "rearrange repeat torch F"), ("mamba_ssm.utils.generation", "dataclass field namedtuple partial Callable Optional Sequence Union gc time torch F Tensor "
-                                                                                                    "rearrange repeat sample decode GenerationMixin InferenceParams"),
+                                                                                                    "rearrange repeat sample decode GenerationMixin InferenceParams TextStreamer GenerateDecoderOnlyOutput"),
             ("flash_attn.utils.generation", "dataclass field namedtuple partial torch F Tensor rearrange GenerationMixin"),
             ("mamba_ssm.modules.mamba_simple", "math Optional torch nn F Tensor rearrange repeat Mamba Block"), ("mamba_ssm.modules.mamba2", "math nn F rearrange repeat Mamba2"),
             ("mamba_ssm.ops.selective_scan_interface", "torch F rearrange repeat selective_scan_fn")]
@@ -74,6 +74,7 @@ BORROWED = [("flash_attn.bert_padding", "rearrange repeat torch F"), ("mamba_ssm
 @pytest.mark.parametrize("module,names", BORROWED, ids=[module for module, _ in BORROWED])
 def test_borrowed_names(module, names):
     pytest.importorskip("einops", reason="rearrange is einops'")
+    pytest.importorskip("transformers", reason="TextStreamer is transformers'")
     found = {}
     exec("from %s import *" % module, found)
     assert [name for name in names.split() if name not in found] == []

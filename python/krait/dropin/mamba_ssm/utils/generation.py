@@ -150,3 +150,14 @@ def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, decoding
                              key_value_memory_dict=states)
     run = capture_graph(model, params, batch_size, max_seqlen, n_warmups=n_warmups)
     return DecodingCGCache(batch_size, max_seqlen, parameter.device, dtype, params, run)
+
+
+_OF_TRANSFORMERS = ("GenerateDecoderOnlyOutput", "TextStreamer")
+__all__ = [name for name in globals() if not name.startswith("_")] + list(_OF_TRANSFORMERS)  # upstream has them here, and clients import a star
+
+
+def __getattr__(name):
+    if name not in _OF_TRANSFORMERS:
+        raise AttributeError("module 'mamba_ssm.utils.generation' has no attribute %r" % name)
+    import transformers.generation  # seconds, which nobody else waits for
+    return getattr(transformers.generation, name)
