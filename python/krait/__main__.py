@@ -154,6 +154,8 @@ def run_program(arguments):
     """Does not return if the program is there."""
     path = find_program()
     if path:
+        if sys.prefix != sys.base_prefix:
+            os.environ["VIRTUAL_ENV"] = sys.prefix  # `krait doctor` looks at this environment, whether it was activated or not
         os.execv(path, [path, *arguments])
     print("krait %s: this is a verb of the program krait, which is neither in PATH nor installed as the package krait_program; README.md says how to get it" % arguments[0], file=sys.stderr)
     return 2

@@ -117,7 +117,7 @@ def explain(module):
     """One line: which copy Python imports, whether it is krait's, what it hides."""
     copies = _copies(module)
     if not copies:
-        return "not installed (python -m krait dropin on)"
+        return "not installed (python -m krait dropin on%s)" % "".join(" " + name for name in ONLY_BY_NAME if module in PACKAGES[name][1])
     texts = ["%s (%s)" % (path, "krait's drop-in" if _is_dropin(path) else "not krait's") for path in copies]
     return texts[0] + "".join(", which hides " + text for text in texts[1:])
 
@@ -173,11 +173,13 @@ def _tell_installed(names):
     return hidden
 
 
-def _install(names, force):
-    refusals = [] if force else [text for name in names for text in _refusals(name)]
-    for text in refusals:
+def _install(names, force, were_named=True):
+    """Without force nothing that works is replaced: of packages that were named nothing is installed then, of all the others are."""
+    refusals = {} if force else {name: found for name in names for found in [_refusals(name)] if found}
+    for text in [text for found in refusals.values() for text in found]:
         print("krait: " + text, file=sys.stderr)
-    if refusals:
+    names = [name for name in names if name not in refusals]
+    if refusals and (were_named or not names):
         return 1
     with tempfile.TemporaryDirectory() as folder:
         wheels = [write_wheel(name, folder) for name in names]
@@ -218,7 +220,7 @@ def run(options):
         return 2
     names = [KERNELS] if only_kernels else options.packages or [name for name in PACKAGES if options.action != "on" or name not in ONLY_BY_NAME]
     if options.action == "on":
-        return _install(_with_needs(names), options.force)
+        return _install(_with_needs(names), options.force, only_kernels or bool(options.packages))
     if options.action == "off":
         return _remove(names)
     if options.action == "wheel":

@@ -1,5 +1,6 @@
 """Headers, errors, places, wheels, metadata, shadowing, `python -m krait`."""
 
+import argparse
 import importlib.metadata
 import os
 import shutil
@@ -248,6 +249,19 @@ def test_shadowing_copies(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(_dropin, "_import_error", lambda module: "ImportError: undefined symbol")
     _dropin._install(["mamba_ssm"], force=False)
     assert len(calls) == 2 and "does not import and will be replaced (ImportError: undefined symbol)" in capfd.readouterr().out
+
+
+def test_what_works_stays(tmp_path, monkeypatch, capfd):
+    """Without names and --force a working copy stays, and the other drop-ins are installed."""
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / "__init__.py").write_text("'upstream's'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(_dropin, "_import_error", lambda module: None)
+    wheels = []
+    monkeypatch.setattr(_dropin, "_pip", lambda *arguments: wheels.extend(a for a in arguments if a.endswith(".whl")) or 0)
+    options = argparse.Namespace(action="on", packages=[], force=False)
+    assert _dropin.run(options) == 0 and "flash_attn works and is not krait's; --force" in capfd.readouterr().err
+    assert sorted(os.path.basename(path).split("-")[0] for path in wheels) == ["causal_conv1d", "fla_core", "krait_kernels", "mamba_ssm"]
 
 
 def test_a_compiled_module_hides_a_source(tmp_path, monkeypatch):

@@ -4,11 +4,12 @@ float32 whatever the logits' type."""
 import torch
 import torch.nn.functional as F
 
-from .._call import Operator
+from .._call import Operator, signer
 from .._torch import is_traced, once
 
 _FORWARD = Operator("cross_entropy", "logits labels losses lse top log_sum")
 _BACKWARD = Operator("cross_entropy_bwd", "logits labels top log_sum dlosses dlse dlogits")
+_signature = signer(2)
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_CLASSES = (1 << 31) - 1
 
@@ -25,7 +26,13 @@ class _Losses(torch.autograd.Function):
     def forward(ctx, logits, labels, smoothing, scale, in_place):
         losses, lse = [torch.empty(len(labels), dtype=torch.float32, device=logits.device) for _ in range(2)]  # no views: autograd forbids to change those in place
         kept = torch.empty(2, len(labels), dtype=torch.float32, device=logits.device)
-        _FORWARD.run((logits, labels, losses, lse, *kept), label_smoothing=smoothing, logit_scale=scale)
+        key = _signature((logits, labels), (smoothing, scale))
+        call = _FORWARD.known.get(key) or _FORWARD.keep(_signature, (smoothing, scale), (logits, labels))[0]
+        tensors = (logits, labels, losses, lse, *kept)
+        if call.words is None:
+            call.pack(tensors, label_smoothing=smoothing, logit_scale=scale)
+        call.run(tensors)
+        ctx.call = call
         ctx.save_for_backward(logits, labels, *kept)
         ctx.set_materialize_grads(False)
         ctx.options = smoothing, scale, in_place
@@ -37,7 +44,12 @@ class _Losses(torch.autograd.Function):
         logits, labels, *kept = ctx.saved_tensors
         smoothing, scale, in_place = ctx.options
         dlogits = logits if in_place else torch.empty_like(logits)
-        _BACKWARD.run((logits, labels, *kept, dlosses, dlse, dlogits), label_smoothing=smoothing, logit_scale=scale)
+        dlosses, dlse = [None if d is None else d.resolve_neg() for d in (dlosses, dlse)]
+        call = ctx.call.follower(_BACKWARD, (in_place, dlosses is not None and dlosses.stride(), dlse is not None and dlse.stride()))
+        tensors = (logits, labels, *kept, dlosses, dlse, dlogits)
+        if call.words is None:
+            call.pack(tensors, label_smoothing=smoothing, logit_scale=scale)
+        call.run(tensors)
         return dlogits, None, None, None, None
 
 
@@ -50,6 +62,10 @@ def row_losses(logits, labels, label_smoothing=0.0, logit_scale=1.0, in_place=Fa
 def labels_of(target, n_classes, ignore_index):
     """As row_losses takes them: -1 where ignored. What is no class raises torch's error on a CPU; on a GPU its loss is not a number."""
     target = target.long()  # torch's may be of 8 bits, which do not hold n_classes
+    if target.is_cpu and target.numel():
+        least, most = torch.aminmax(target)
+        if 0 <= int(least) and int(most) < n_classes and not 0 <= ignore_index < n_classes:
+            return target.to(torch.int32)
     labels = target.masked_fill((target < 0) | (target > n_classes), n_classes).masked_fill(target == ignore_index, -1)
     if labels.is_cpu and bool((labels == n_classes).any()):
         raise IndexError("Target %d is out of bounds." % int(target[labels == n_classes][0]))

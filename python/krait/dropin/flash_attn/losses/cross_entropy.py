@@ -23,5 +23,5 @@ class CrossEntropyLoss(torch.nn.Module):
         """input (rows, classes), target (rows)."""
         loss, z_loss = cross_entropy_loss(input, target, precomputed_lse, self.label_smoothing, self.logit_scale, self.lse_square_scale, self.ignore_index,
                                           self.inplace_backward, self.process_group)
-        loss, z_loss = self._reduce(loss, target), self._reduce(z_loss, target)
-        return (loss, z_loss) if self.return_z_loss else loss
+        loss = self._reduce(loss, target)
+        return (loss, self._reduce(z_loss, target)) if self.return_z_loss else loss

@@ -77,6 +77,8 @@ def cross_entropy_loss(logits, labels, precomputed_lse=None, label_smoothing=0.0
     if is_whole and precomputed_lse is None and takes(logits) and labels.device == logits.device:
         labels = labels_of(labels, logits.shape[1], ignore_index)
         losses, lse = row_losses(logits, labels, label_smoothing, logit_scale, inplace_backward)
+        if not lse_square_scale:
+            return losses, torch.zeros_like(losses)
         z_losses = (lse_square_scale * lse.square()).masked_fill(labels < 0, 0.0)
-        return losses + z_losses if lse_square_scale else losses, z_losses.detach()
+        return losses + z_losses, z_losses.detach()
     return CrossEntropyLoss.apply(logits, labels, precomputed_lse, label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group)
