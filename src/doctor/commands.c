@@ -432,14 +432,14 @@ int doc_comes_with_torch(const char *package) {
   return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0;
 }
 
-/* "" when krait does not replace the package. */
+/* "" when krait does not replace the package, or has no wheel for that system. */
 const char *doc_own_dropin(const doc *d, const char *package) {
   const doc_table_line *row = doc_package_row(d, package);
-  return row && strcmp(row->column[5], "yes") == 0
+  return row && strcmp(row->column[5], "yes") == 0 && !d->log.is_windows && !d->log.is_mac
              ? kr_arena_print(d->arena,
                               "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait "
-                              "dropin on --force",
-                              package)
+                              "dropin on %s --force",
+                              package, package)
              : "";
 }
 
@@ -595,6 +595,7 @@ const char *doc_command(const doc *d, const char *key, const char *package, cons
   if (strcmp(key, "torch_libraries") == 0) return torch_libraries(d);
   if (strcmp(key, "torch_for_nvcc") == 0) return torch_for_nvcc(d, nvcc);
   if (strcmp(key, "rebuild") == 0) return rebuild(d, package, version);
+  if (strcmp(key, "own") == 0) return doc_own_dropin(d, package);
   if (strcmp(key, "reinstall") == 0) return reinstall(d, package, version);
   if (strcmp(key, "release") == 0) return release(d, package, listed_version(d, package, version), 0);
   if (strcmp(key, "build_here") == 0) return build_here(d, package, version);

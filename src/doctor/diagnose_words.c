@@ -327,7 +327,7 @@ static int fill_mac(const doc *d, const doc_hit *hit, kr_list *keys, const char 
   for (size_t i = 0; i < d->log.hits.n; i++)
     if (strcmp(KR_AT(d->log.hits, doc_hit, i)->rule->id, "S01") == 0) return 0;
   if (strcmp(*package, "torch") == 0) *package = "";
-  if (is_ours) put_words(d, keys, "mac_install", "python3 -m krait dropin on --force");
+  if (is_ours && !*row->column[8]) put_words(d, keys, "mac_install", "python3 -m krait dropin on --force");
   return 1;
 }
 

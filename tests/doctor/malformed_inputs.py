@@ -558,7 +558,7 @@ def pins_before_any_download(doctor, folder):
     a = doctor(folder / "requirements.txt", "--gpu", "RTX 5090", "--root", folder)
     said = {f["explain"].split(" holds")[0]: f for f in a["findings"]}
     assert set(said) == {"flash-attn 2.7.4", "causal-conv1d 1.5.2"}, a["findings"]
-    assert said["flash-attn 2.7.4"]["fix"] == ['pip install "torch==2.8.0" --index-url https://download.pytorch.org/whl/cu129 && pip install --no-build-isolation "flash-attn==2.8.3.post2" "causal-conv1d==1.7.0" "mamba-ssm==2.3.2.post1"'], said["flash-attn 2.7.4"]["fix"]
+    assert said["flash-attn 2.7.4"]["fix"][0] == 'pip install "torch==2.8.0" --index-url https://download.pytorch.org/whl/cu129 && pip install --no-build-isolation "flash-attn==2.8.3.post2" "causal-conv1d==1.7.0" "mamba-ssm==2.3.2.post1"', said["flash-attn 2.7.4"]["fix"]
     assert "krait's own causal-conv1d" in said["causal-conv1d 1.5.2"]["fix"][1]
     assert "line 2" in said["flash-attn 2.7.4"]["evidence"][0] and a["exit"] == 1
     (folder / "pyproject.toml").write_text('[project]\ndependencies = [\n  "torch==2.2.0",\n  "mamba-ssm[x]==2.3.0; python_version > \'3\'",\n]\n')
@@ -625,6 +625,17 @@ def one_combination_serves_all_pins(doctor, folder):
     assert all(": no torch has wheels of all" in line for line in ask("--gpu", "11.0")[1:-1]), ask("--gpu", "11.0")
     (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # working versions are kept
     assert ask("--gpu", "8.0")[0] == 'pip install "torch==2.4.0" --index-url https://download.pytorch.org/whl/cu124 && pip install --no-build-isolation "flash-attn==2.7.4.post1" "mamba-ssm==2.3.0"'
+
+
+def what_krait_replaces_is_offered(doctor, folder):
+    """Beside the build: by its name, and where krait has a wheel."""
+    end = "c107WarningC1ENS_7variantIJNS0_11UserWarningENS0_18DeprecationWarningEEEERKNS_14SourceLocationESsb"
+    for package, module in (("mamba-ssm", "selective_scan_cuda"), ("causal-conv1d", "causal_conv1d_cuda"), ("flash-attn", "flash_attn_2_cuda")):
+        text = f"ImportError: /opt/v/lib/python3.11/site-packages/{module}.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3{end}\n"
+        fixes = doctor("--root", folder, log=text)["findings"][0]["fix"]
+        assert any("krait's own " + package in line and f"dropin on {package} --force" in line for line in fixes), fixes
+        text = text.replace(".cpython-311-x86_64-linux-gnu.so", ".cp311-win_amd64.pyd").replace("/opt/v/lib/python3.11/", "C:\\v\\Lib\\")
+        assert "krait's own" not in str(doctor("--root", folder, log=text)["findings"])
 
 
 def builds_name_a_target_that_the_source_has(doctor, folder):
