@@ -218,7 +218,7 @@ def run(options):
     if only_kernels and options.packages:
         print("krait: --kernels-only takes no packages; remove %s" % ", ".join(options.packages), file=sys.stderr)
         return 2
-    names = [KERNELS] if only_kernels else options.packages or [name for name in PACKAGES if options.action != "on" or name not in ONLY_BY_NAME]
+    names = [KERNELS] if only_kernels else options.packages or [name for name in PACKAGES if options.action in ("off", "which") or name not in ONLY_BY_NAME]
     if options.action == "on":
         return _install(_with_needs(names), options.force, only_kernels or bool(options.packages))
     if options.action == "off":
