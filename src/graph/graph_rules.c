@@ -30,10 +30,19 @@ static kr_view *place_of_sum(const kr_node *node, int which, void *args) {
   return &((kr_add_norm_bwd_args *)args)->dresidual_out;
 }
 
+/* Whether this dimension is the only one that the tensor was expanded over. */
+static int is_expanded_over(const kr_part *p, int dimension) {
+  for (int i = 0; i < p->dims.n; i++)
+    if (p->dims.size[i] > 1 && (p->stride[i] == 0) != (i == dimension)) return 0;
+  return 1;
+}
+
 /* The SSD's gradient of one D for all channels of a head is their sum, Mamba 3's of one angle for all heads theirs. */
 static int adds_up_itself(const kr_graph *g, const kr_op *op, size_t offset, kr_tensor of) {
-  if (op == &kr_op_mamba3) return offset == offsetof(kr_mamba3_bwd_args, dangles);
-  return op == &kr_op_ssd && offset == offsetof(kr_ssd_bwd_args, dDvec) && kr_graph_dtype(g, of) == KRAIT_F32;
+  if (op == &kr_op_mamba3 && offset == offsetof(kr_mamba3_bwd_args, dangles))
+    return is_expanded_over(KR_PART(g, of), 2);
+  return op == &kr_op_ssd && offset == offsetof(kr_ssd_bwd_args, dDvec) && kr_graph_dtype(g, of) == KRAIT_F32 &&
+         is_expanded_over(KR_PART(g, of), 1);
 }
 
 static void record_gradient_op(kr_back *b, const kr_node *node) {

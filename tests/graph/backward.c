@@ -547,11 +547,76 @@ static void products_multiply(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* The gradient of Mamba 3's angles, which are rows of `place` expanded to (B,L,H,M). */
+enum { M3_L = 5, M3_H = 3, M3_N = 8, M3_M = 4, M3_P = 4, M3_ANGLES = B * M3_L * M3_H * M3_M };
+static void run_angles(krait_ctx *ctx, kr_dims place, float *angles, float *dangles) {
+  static float x[B * M3_L * M3_H * M3_N], steps[3][B * M3_L * M3_H];
+  kr_graph *g = NULL;
+  kr_runner *r = NULL;
+  random_state = 5;
+  for (int i = 0; i < B * M3_L * M3_H * M3_N; i++) x[i] = (float)draw_backward();
+  for (int i = 0; i < B * M3_L * M3_H; i++)
+    steps[0][i] = (float)draw_backward() / 2 - 0.6f, steps[1][i] = 0.5f - steps[0][i] / 3, steps[2][i] = x[i];
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+#define GIVEN(name, from, ...) kr_graph_view(g, kr_graph_weight(g, name, KRAIT_F32, KR_DIMS(__VA_ARGS__), from))
+  const kr_tensor given = kr_graph_input(g, "angles", KRAIT_F32, place),
+                  to = kr_graph_output(g, "dangles", KRAIT_F32, place),
+                  out = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS(B, M3_L, M3_H, M3_P)),
+                  dout = kr_graph_weight(g, "dout", KRAIT_F32, KR_DIMS(B, M3_L, M3_H, M3_P), x + 7);
+  kr_graph_call(g, "scan", &kr_op_mamba3,
+                &(kr_mamba3_args){.eps = 1e-5f,
+                                  .x = GIVEN("x", x, B, M3_L, M3_H, M3_P),
+                                  .log_decay = GIVEN("log_decay", steps[0], B, M3_L, M3_H),
+                                  .dt = GIVEN("dt", steps[1], B, M3_L, M3_H),
+                                  .trap = GIVEN("trap", steps[2], B, M3_L, M3_H),
+                                  .Bmat = GIVEN("B", x + 3, B, M3_L, 1, M3_N),
+                                  .Cmat = GIVEN("C", x + 40, B, M3_L, 1, M3_N),
+                                  .B_bias = GIVEN("B_bias", x + 9, M3_H, 1, M3_N),
+                                  .C_bias = GIVEN("C_bias", x + 30, M3_H, 1, M3_N),
+                                  .angles = kr_graph_view(g, kr_graph_expand(g, given, KR_DIMS(B, M3_L, M3_H, M3_M))),
+                                  .out = kr_graph_view(g, out)});
+#undef GIVEN
+  assert_int_equal(kr_graph_backward(g, &(kr_gradient){out, dout}, 1, &(kr_gradient){given, to}, 1), KRAIT_OK);
+  assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
+  assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
+  static float y[B * M3_L * M3_H * M3_P];
+  kr_runner_bind(r, given, angles), kr_runner_bind(r, to, dangles), kr_runner_bind(r, out, y);
+  assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+  kr_runner_close(&r), kr_graph_close(&g);
+}
+
+/* Over heads the gradient adds up by itself; over tokens, or over both, what it writes is added up. */
+static void expanded_angles_get_sums(void **state) {
+  const kr_dims places[] = {KR_DIMS(B, M3_L, 1, M3_M), KR_DIMS(B, 1, M3_H, M3_M), KR_DIMS(B, 1, 1, M3_M)};
+  static float few[M3_ANGLES], all[M3_ANGLES], got[M3_ANGLES], each[M3_ANGLES];
+  krait_ctx *ctx = open_backward_ctx();
+  (void)state;
+  for (size_t k = 0; k < sizeof places / sizeof *places; k++) {
+    const int L1 = places[k].size[1] > 1, H1 = places[k].size[2] > 1, n = (int)kr_dims_elements(places[k]);
+    double want[M3_ANGLES] = {0};
+    random_state = 9;
+    for (int i = 0; i < n; i++) few[i] = (float)draw_backward();
+    for (int i = 0; i < 2 * M3_ANGLES; i++) {
+      const int m = i % M3_M, h = i / M3_M % M3_H, t = i / M3_M / M3_H % M3_L, b = i / M3_M / M3_H / M3_L % B,
+                at = ((b * (L1 ? M3_L : 1) + (L1 ? t : 0)) * (H1 ? M3_H : 1) + (H1 ? h : 0)) * M3_M + m;
+      if (i < M3_ANGLES)
+        all[i] = few[at];
+      else
+        want[at] += (double)each[i - M3_ANGLES];
+      if (i == M3_ANGLES - 1) run_angles(ctx, KR_DIMS(B, M3_L, M3_H, M3_M), all, each);
+    }
+    run_angles(ctx, places[k], few, got);
+    for (int i = 0; i < n; i++) assert_float_equal(got[i], want[i], 1e-4f);
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(recomputation_changes_no_bit),
-      cmocka_unit_test(frozen_parameters_cost_nothing),   cmocka_unit_test(faults_are_named),
+      cmocka_unit_test(frozen_parameters_cost_nothing), cmocka_unit_test(faults_are_named),
       cmocka_unit_test(rewrites_change_nothing),        cmocka_unit_test(a_norm_adds),
-      cmocka_unit_test(attention_has_its_gradient),     cmocka_unit_test(products_multiply)};
+      cmocka_unit_test(attention_has_its_gradient),     cmocka_unit_test(products_multiply),
+      cmocka_unit_test(expanded_angles_get_sums)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
