@@ -222,6 +222,13 @@ void kr_case_fill_ends(kr_case *c, const kr_view *view, double most, double low)
     kr_put(view, at.offset, fmax(fabs(kr_get(view, at.offset)), low));
 }
 
+void kr_case_spoil(kr_case *c, const kr_view *view, int dimension, const unsigned char *reached) {
+  const kr_case_tensor *t = tensor_of(c, view);
+  if (!t || c->is_unfilled) return;
+  for (kr_tensor_walk at = {.n_left = kr_tensor_elements(t)}; at.n_left; kr_tensor_step(&at, t, view))
+    if (!reached[at.index[0] * t->shape[dimension] + at.index[dimension]]) kr_put(view, at.offset, NAN);
+}
+
 const char *kr_case_hard(kr_case *c, int n, const char *const *names, double most) {
   if (!c->is_hard || !kr_case_chance(c, 0.7)) return NULL;
   const char *name = names[kr_case_int(c, 0, n - 1)];

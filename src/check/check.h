@@ -87,6 +87,8 @@ void kr_case_set_i32(kr_case *c, const kr_view *view, int64_t flat_index,
 void kr_case_sequences(kr_case *c, kr_view *seq_idx, int64_t B, int64_t L);
 /* S+1 offsets of packed sequences over total steps, some of them empty. */
 void kr_case_offsets(kr_case *c, kr_view *cu_seqlens, int64_t S, int64_t total);
+/* Memory that nobody wrote: not a number where reached, of the first dimension's size times this one's, is 0. */
+void kr_case_spoil(kr_case *c, const kr_view *view, int dimension, const unsigned char *reached);
 void kr_case_bound(kr_case *c, const kr_view *view, double rtol, double atol); /* else from the view's dtype */
 
 /* ---- for callers ---- */

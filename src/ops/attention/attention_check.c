@@ -234,6 +234,40 @@ static void give_narrow_keys(kr_case *c) {
   c->dtype = KRAIT_F32;
 }
 
+/* ---- memory that nobody wrote: ends of caches and pages, padding ---- */
+
+typedef struct reached_rows {
+  unsigned char *queries, *keys; /* (B,Lq) or (1,Lq), (Bk,Lk): what some sequence reaches */
+} reached_rows;
+
+static int32_t find_reached(const kr_attention_inputs *in, reached_rows *r) {
+  r->queries = kr_zalloc((size_t)(in->B * in->Lq + 1)), r->keys = kr_zalloc((size_t)(in->Bk * in->Lk + 1));
+  KR_CHECK(r->queries && r->keys, KRAIT_ERR_NO_MEMORY, "no memory for a case");
+  for (int64_t b = 0; b < in->B; b++) {
+    const kr_attention_sequence s = kr_attention_sequence_at(in, b);
+    const kr_view rows = {.stride = {in->Lk, 1}};
+    for (int64_t i = 0; i < s.nq; i++) r->queries[s.q_row * in->Lq + s.q_first + i] = 1;
+    for (int64_t j = 0; j < s.nk; j++) r->keys[kr_attention_key(in, &s, &rows, j)] = 1;
+  }
+  return KRAIT_OK;
+}
+
+/* The gradient's inputs are spoiled in two parts: those of the forward call, and its results. */
+static void spoil_attention(kr_case *c, const kr_attention_inputs *in, int results) {
+  reached_rows r = {0};
+  if (c->status >= 0 && !c->is_unfilled) c->status = find_reached(in, &r);
+  if (c->status >= 0 && !c->is_unfilled && !results) {
+    kr_case_spoil(c, in->q, 1, r.queries), kr_case_spoil(c, in->k, 1, r.keys), kr_case_spoil(c, in->v, 1, r.keys);
+  } else if (c->status >= 0 && !c->is_unfilled) {
+    kr_attention_bwd_args *a = (kr_attention_bwd_args *)c->args;
+    kr_case_spoil(c, &a->out, 1, r.queries), kr_case_spoil(c, &a->dout, 1, r.queries);
+    kr_case_spoil(c, &a->lse, 2, r.queries), kr_case_spoil(c, &a->dlse, 2, r.queries);
+  }
+  kr_free(r.queries), kr_free(r.keys);
+}
+
+static int is_to_spoil(kr_case *c) { return kr_case_chance(c, 0.5) && !c->is_exact; }
+
 int32_t kr_attention_case(kr_case *c, int64_t index) {
   choose_attention_sizes(c, index);
   choose_few(c);
@@ -247,7 +281,8 @@ int32_t kr_attention_case(kr_case *c, int64_t index) {
   choose_values(c);
   const kr_attention_inputs in = kr_attention_inputs_of((const kr_attention_args *)c->args);
   if (c->status >= 0) widen_for_bias(c, &in);
-  return KRAIT_OK;
+  if (is_to_spoil(c)) spoil_attention(c, &in, 0);
+  return c->status;
 }
 
 static int32_t make_forward(const kr_attention_bwd_args *b) {
@@ -276,7 +311,12 @@ int32_t kr_attention_bwd_case(kr_case *c, int64_t index) {
   KR_TRY(c->status);
   const kr_attention_inputs in = kr_attention_bwd_inputs_of((const kr_attention_bwd_args *)c->args);
   widen_for_bias(c, &in);
-  return c->is_unfilled ? KRAIT_OK : make_forward((const kr_attention_bwd_args *)c->args);
+  const int spoiled = is_to_spoil(c);
+  if (c->is_unfilled) return KRAIT_OK;
+  if (spoiled) spoil_attention(c, &in, 0);
+  KR_TRY(make_forward((const kr_attention_bwd_args *)c->args));
+  if (spoiled) spoil_attention(c, &in, 1);
+  return c->status;
 }
 
 /* ---- rotary embedding, cache ---- */
