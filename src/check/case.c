@@ -9,11 +9,11 @@
 #include "status.h"
 #include "view.h"
 
-/* 0xfbfb... reads as a huge negative number in every float type. */
+/* 0xffff... is not a number in every float type. */
 enum {
   MOST_EXACT = 5,
   GUARD_ELEMENTS = 32,
-  POISON_BYTE = 0xfb
+  POISON_BYTE = 0xff
 };
 
 static uint64_t next_random(kr_case *c) { /* splitmix64 */

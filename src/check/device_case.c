@@ -8,7 +8,7 @@
 #include "case.h"
 #include "status.h"
 
-enum { SCRATCH_GUARD_BYTES = 256, POISON_BYTE = 0xfb };
+enum { SCRATCH_GUARD_BYTES = 256, POISON_BYTE = 0xff };
 
 typedef struct moved {
   const krait_ctx *ctx;

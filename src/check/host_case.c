@@ -9,7 +9,7 @@
 #include "case.h"
 #include "status.h"
 
-enum { POISON_BYTE = 0xfb, PHASES = 64 };
+enum { POISON_BYTE = 0xff, PHASES = 64 };
 
 typedef struct fenced_input {
   unsigned char *block, *home; /* home: in the tensor's storage */

@@ -58,7 +58,7 @@ static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_impl *imp
   call->flags |= recorded;
   call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, call) : 0;
   call->scratch = call->scratch_bytes ? aligned_alloc(256, (call->scratch_bytes + 255) & ~(uint64_t)255) : NULL;
-  if (call->scratch) memset(call->scratch, 0xfb, call->scratch_bytes);
+  if (call->scratch) memset(call->scratch, 0xff, call->scratch_bytes);
   for (int i = 0; i < c->n_tensors; i++) poison_gaps(c, &c->tensors[i]);
   int32_t status = impl->run(ctx, call);
   for (int i = 0; i < c->n_tensors; i++) {
@@ -527,7 +527,7 @@ static void run_gradient(const krait_ctx *ctx, const kr_impl *impl, gradient_cal
   g->args.call.scratch_bytes = impl->scratch_bytes(ctx, &g->args);
   g->args.call.scratch = aligned_alloc(256, (g->args.call.scratch_bytes + 255) & ~(uint64_t)255);
   assert_non_null(g->args.call.scratch);
-  memset(g->args.call.scratch, 0xfb, g->args.call.scratch_bytes);
+  memset(g->args.call.scratch, 0xff, g->args.call.scratch_bytes);
   assert_int_equal(impl->run(ctx, &g->args), KRAIT_OK);
   free(g->args.call.scratch);
 }

@@ -181,6 +181,138 @@ static void nan_stays_in_its_sequence(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* ---- sequences beside each other ---- */
+
+/* How a tensor's elements belong to sequences: by a dimension of tokens beside one of rows, or by one of sequences. */
+typedef struct layout {
+  int rows, tokens; /* dimensions, or -1 */
+  int is_keys;      /* of attention */
+  int is_packed;    /* a row for each sequence of a pack */
+} layout;
+
+static layout layout_of(kr_case *c, const kr_case_tensor *t) {
+  layout at = {-1, -1, 0, 0};
+  int i = 0;
+  while (kr_sig_view(c->sig, c->args, i) != view_of(c, t)) i++;
+  const kr_sig_dims *dims = c->sig->tensors[i].dims;
+  while (!kr_sig_holds(kr_sig_facts(c->sig, c->args), dims->when)) dims++;
+  for (int d = 0; d < dims->n_dims; d++) {
+    const char *name = dims->only[d] < 0 ? "" : c->sig->sizes[dims->only[d]].name;
+    if (strcmp(name, "L") == 0 || strcmp(name, "Lq") == 0 || strcmp(name, "Lk") == 0)
+      at.tokens = d, at.is_keys = name[1] == 'k';
+    if (d == 0 && (strcmp(name, "B") == 0 || strcmp(name, "S") == 0 || strcmp(name, "Bk") == 0))
+      at.rows = 0, at.is_packed = name[0] == 'S';
+  }
+  return at;
+}
+
+static const kr_view *given(kr_case *c, const char *name) {
+  const int i = kr_sig_find(c->sig, name);
+  const kr_view *view = i < 0 ? NULL : kr_sig_view(c->sig, c->args, i);
+  return view && view->data ? view : NULL;
+}
+
+/* The sequence that an element belongs to, -1 if to none: all of them have a part in it. */
+static int64_t owner_of(kr_case *c, const layout *at, const int64_t *index) {
+  const kr_view *indices = given(c, "seq_idx"),
+                *offsets = given(c, at->is_keys ? "cu_seqlens_k" : strstr(c->sig->name, "attention") ? "cu_seqlens_q"
+                                                                                                     : "cu_seqlens");
+  const int64_t row = at->rows < 0 ? 0 : index[0];
+  const int are_marks = offsets && strncmp(c->sig->name, "ssd", 3) == 0; /* of states to keep in a sequence */
+  if (at->tokens < 0) return at->rows < 0 || indices || are_marks || (offsets && !at->is_packed) ? -1 : row;
+  const int64_t t = index[at->tokens];
+  if (indices) return row << 32 | (uint32_t)((const int32_t *)indices->data)[kr_at2(indices, row, t)];
+  if (!offsets || are_marks) return row;
+  int64_t b = 0;
+  while (((const int32_t *)offsets->data)[kr_at1(offsets, b + 1)] <= t) b++;
+  return b;
+}
+
+static void put_nan(const kr_view *view, int64_t at) {
+  if (view->dtype == KRAIT_C64) ((float *)view->data)[2 * at] = ((float *)view->data)[2 * at + 1] = NAN;
+  else kr_put(view, at, NAN);
+}
+
+/* All of a sequence's own inputs become NaN. */
+static void spoil_sequence(kr_case *c, int64_t sequence) {
+  for (int i = 0; i < c->n_tensors; i++) {
+    const kr_case_tensor *t = &c->tensors[i];
+    const layout at = layout_of(c, t);
+    kr_tensor_walk w = {.n_left = t->role & KR_IN && is_float(c, t) ? kr_tensor_elements(t) : 0};
+    for (; w.n_left; kr_tensor_step(&w, t, view_of(c, t)))
+      if (owner_of(c, &at, w.index) == sequence) put_nan(view_of(c, t), w.offset);
+  }
+}
+
+static void compare_others(kr_case *c, const kr_op *op, const kr_impl *impl, int64_t sequence, int64_t index) {
+  for (int i = 0; i < c->n_tensors; i++) {
+    const kr_case_tensor *t = &c->tensors[i];
+    const layout at = layout_of(c, t);
+    kr_view got = *view_of(c, t), want = got;
+    want.data = t->expected + ((unsigned char *)got.data - t->storage);
+    kr_tensor_walk w = {.n_left = t->role & KR_OUT && is_float(c, t) ? kr_tensor_elements(t) : 0};
+    for (; w.n_left; kr_tensor_step(&w, t, &got)) {
+      const int64_t owner = owner_of(c, &at, w.index);
+      const double g = kr_tensor_part(&got, w.offset, 0), v = kr_tensor_part(&want, w.offset, 0);
+      if (owner >= 0 && owner != sequence && !(fabs(g - v) <= 0.02 * (1 + fabs(v))) && g != v)
+        fail_msg("%s, implementation %s, case %d: %s[%d,%d,%d,%d] is %g beside a sequence of NaN, %g beside one of "
+                 "numbers", op->name, impl->name, (int)index, t->name, (int)w.index[0], (int)w.index[1],
+                 (int)w.index[2], (int)w.index[3], g, v);
+    }
+  }
+}
+
+/* One token's sequence, of the first input that has tokens. */
+static int64_t choose_sequence(kr_case *c) {
+  for (int i = 0; i < c->n_tensors; i++) {
+    const kr_case_tensor *t = &c->tensors[i];
+    const layout at = layout_of(c, t);
+    int64_t index[4] = {0};
+    if (at.tokens < 0 || !(t->role & KR_IN) || !is_float(c, t) || !kr_tensor_elements(t)) continue;
+    for (int d = 0; d < t->n_dims; d++) index[d] = kr_case_int(c, 0, t->shape[d] - 1);
+    return owner_of(c, &at, index);
+  }
+  return -1;
+}
+
+/* Where rows of a cache are chosen by index tensors, the checker has its own draws (kr_case_spoil). */
+static void spoil_one_of(const krait_ctx *ctx, const kr_op *op, kr_case *c, int64_t index) {
+  assert_int_equal(kr_case_open(c, op, 67, index, KR_CASE_USUAL), KRAIT_OK);
+  const int64_t sequence =
+      given(c, "block_table") || given(c, "cache_batch_idx") || !is_whole(c, op) ? -1 : choose_sequence(c);
+  for (int i = 0; i < op->n_impls && sequence >= 0; i++) {
+    const kr_impl *impl = &op->impls[i];
+    if ((impl->needs & ctx->caps) != impl->needs || (impl->refuse && impl->refuse(ctx, c->args))) continue;
+    kr_case_reset(c);
+    assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
+    keep_outputs(c);
+    kr_case_reset(c);
+    spoil_sequence(c, sequence);
+    assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
+    compare_others(c, op, impl, sequence, index);
+  }
+  kr_case_close(c);
+}
+
+static const char *const with_sequences[] = {
+    "attention",      "attention_bwd",      "rotary", "causal_conv1d", "causal_conv1d_bwd", "ssd", "ssd_bwd", "mamba3",
+    "mamba3_bwd",     "selective_scan",     "selective_scan_bwd",      "gated_delta_rule",  "rnn", "rnn_bwd"};
+
+static void sequences_stay_apart(const krait_ctx *ctx, kr_case *c, int64_t n) {
+  for (size_t i = 0; i < sizeof with_sequences / sizeof *with_sequences; i++)
+    for (int64_t index = 0; index < n && kr_op_find(with_sequences[i]); index++)
+      spoil_one_of(ctx, kr_op_find(with_sequences[i]), c, index);
+}
+
+static void nan_never_reaches_another_sequence(void **state) {
+  krait_ctx *ctx = open_extremes_ctx(2);
+  kr_case *c = malloc(sizeof *c);
+  (void)state;
+  sequences_stay_apart(ctx, c, n_cases());
+  free(c);
+  krait_ctx_close(&ctx);
+}
+
 /* ---- far strides ---- */
 
 static const int64_t far = (1ll << 31) + 1000;
@@ -352,9 +484,10 @@ static void outputs_that_are_inputs(void **state) {
 static char **op_names;
 
 /* By every tier's implementations: those of a GPU of 9.0, and of one without tensor cores for bfloat16. */
+static const char *const devices[] = {"capability=90,shared=232448,multiprocessors=16,together=1",
+                                      "capability=75,shared=65536,multiprocessors=16,together=1"};
+
 static void nan_spreads_on_gpus(void **state) {
-  static const char *const devices[] = {"capability=90,shared=232448,multiprocessors=16,together=1",
-                                        "capability=75,shared=65536,multiprocessors=16,together=1"};
   kr_case *c = malloc(sizeof *c);
   (void)state;
   for (int d = 0; d < 2; d++) {
@@ -362,6 +495,18 @@ static void nan_spreads_on_gpus(void **state) {
     krait_ctx *ctx = open_extremes_ctx(1);
     for (char **name = op_names; *name; name++)
       for (int64_t index = 0, n = n_cases() / 3; index < n; index++) spread(ctx, kr_op_find(*name), c, index, NAN);
+    krait_ctx_close(&ctx);
+  }
+  free(c);
+}
+
+static void nan_never_reaches_another_sequence_on_gpus(void **state) {
+  kr_case *c = malloc(sizeof *c);
+  (void)state;
+  for (int d = 0; d < 2; d++) {
+    setenv("KR_FAKE_CUDA", devices[d], 1);
+    krait_ctx *ctx = open_extremes_ctx(1);
+    sequences_stay_apart(ctx, c, n_cases() / 3);
     krait_ctx_close(&ctx);
   }
   free(c);
@@ -407,14 +552,15 @@ int main(int argc, char **argv) {
   if (argc < 3) return 2;
   setenv("KRAIT_LIBCUDA", argv[1], 1), op_names = argv + 2;
   const struct CMUnitTest tests[] = {cmocka_unit_test(nan_spreads_on_gpus),
-                                     cmocka_unit_test(infinity_stays_in_its_sequence)};
+                                     cmocka_unit_test(infinity_stays_in_its_sequence),
+                                     cmocka_unit_test(nan_never_reaches_another_sequence_on_gpus)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
 #else
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(nan_spreads_as_in_the_reference), cmocka_unit_test(infinity_spreads_as_in_the_reference),
-      cmocka_unit_test(nan_stays_in_its_sequence), cmocka_unit_test(elements_beyond_two_to_the_31),
+      cmocka_unit_test(nan_stays_in_its_sequence), cmocka_unit_test(nan_never_reaches_another_sequence), cmocka_unit_test(elements_beyond_two_to_the_31),
       cmocka_unit_test(outputs_that_are_inputs)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

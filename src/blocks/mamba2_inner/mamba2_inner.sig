@@ -49,13 +49,13 @@ op mamba2_inner_bwd
   dfinal_states     in?   of final_states     float
   dx                out?  of x
   din_proj_weight   out?  of in_proj_weight
-  din_proj_bias     out?  of in_proj_bias
+  din_proj_bias     out?  of in_proj_bias   absent without in_proj_bias
   dconv_weight      out?  of conv_weight
-  dconv_bias        out?  of conv_bias
-  ddt_bias          out?  of dt_bias
+  dconv_bias        out?  of conv_bias      absent without conv_bias
+  ddt_bias          out?  of dt_bias        absent without dt_bias
   dA                out?  of A                float with KRAIT_MAMBA2_LOG_A else f32
-  dDvec             out?  of Dvec
-  dnorm_weight      out?  of norm_weight      absent without norm_weight
+  dDvec             out?  of Dvec           absent without Dvec
+  dnorm_weight      out?  of norm_weight    absent without norm_weight
   dout_proj_weight  out?  of out_proj_weight
-  dout_proj_bias    out?  of out_proj_bias
-  dinitial_states   out?  of initial_states
+  dout_proj_bias    out?  of out_proj_bias  absent without out_proj_bias
+  dinitial_states   out?  of initial_states absent without initial_states

@@ -63,12 +63,12 @@ op mamba3_inner_bwd
   dfinal_x          in?   of final_x
   dx                out?  of x
   din_proj_weight   out?  of in_proj_weight
-  ddt_bias          out?  of dt_bias
+  ddt_bias          out?  of dt_bias         absent without dt_bias
   dB_norm           out?  of B_norm
   dC_norm           out?  of C_norm
   dB_bias           out?  of B_bias
   dC_bias           out?  of C_bias
-  dDvec             out?  of Dvec
+  dDvec             out?  of Dvec            absent without Dvec
   dmimo_x           out?  of mimo_x          absent without mimo_x
   dmimo_z           out?  of mimo_z          absent without mimo_z
   dmimo_o           out?  of mimo_o          absent without mimo_o

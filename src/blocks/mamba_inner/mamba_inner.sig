@@ -41,19 +41,19 @@ op mamba_inner_bwd
   dout              in    of out
   dxz               out?  of xz
   dconv_weight      out?  of conv_weight
-  dconv_bias        out?  of conv_bias
+  dconv_bias        out?  of conv_bias  absent without conv_bias
   dx_proj_weight    out?  of x_proj_weight
   ddt_proj_weight   out?  of dt_proj_weight
   dout_proj_weight  out?  of out_proj_weight
-  dout_proj_bias    out?  of out_proj_bias
+  dout_proj_bias    out?  of out_proj_bias  absent without out_proj_bias
   dA                out?  of A            like A
   dA_reverse        out?  of A_reverse    like A
   dB                out?  of Bmat         c64 with complex A and KRAIT_SCAN_B_CONSTANT else float  absent without Bmat
   dC                out?  of Cmat         c64 with complex A and KRAIT_SCAN_C_CONSTANT else float  absent without Cmat
-  dDvec             out?  of Dvec         f32
-  ddelta_bias       out?  of delta_bias   f32
-  dB_proj_bias      out?  of B_proj_bias  absent with Bmat
-  dC_proj_bias      out?  of C_proj_bias  absent with Cmat
+  dDvec             out?  of Dvec         f32  absent without Dvec
+  ddelta_bias       out?  of delta_bias   f32  absent without delta_bias
+  dB_proj_bias      out?  of B_proj_bias  absent with Bmat  absent without B_proj_bias
+  dC_proj_bias      out?  of C_proj_bias  absent with Cmat  absent without C_proj_bias
   ddt_norm_weight   out?  of dt_norm_weight  absent without dt_norm_weight
   dB_norm_weight    out?  of B_norm_weight   absent without B_norm_weight
   dC_norm_weight    out?  of C_norm_weight   absent without C_norm_weight
