@@ -261,6 +261,27 @@ void kr_case_offsets(kr_case *c, kr_view *cu_seqlens, int64_t S, int64_t total) 
   }
 }
 
+int32_t kr_case_spoil_padding(kr_case *c, int n, const char *const *names, int tokens) {
+  const kr_view *indices = kr_sig_view(c->sig, c->args, kr_sig_find(c->sig, "seq_idx"));
+  const kr_case_tensor *t = tensor_of(c, indices);
+  const int wanted = kr_case_chance(c, 0.5) && !c->is_exact && !c->is_unfilled && c->status >= 0;
+  unsigned char *const reached = wanted && t ? kr_alloc((size_t)kr_tensor_elements(t) + 1) : NULL;
+  if (!wanted || !t) return c->status;
+  KR_CHECK(reached, KRAIT_ERR_NO_MEMORY, "no memory for a case");
+  for (int64_t i = 0; i < kr_tensor_elements(t); i++)
+    reached[i] = kr_get_i32(indices, kr_tensor_offset(t, indices, i)) >= 0;
+  for (int i = 0; i < n; i++) {
+    const int which = kr_sig_find(c->sig, names[i]);
+    const kr_view *view = which < 0 ? NULL : kr_sig_view(c->sig, c->args, which);
+    const kr_case_tensor *of = view ? tensor_of(c, view) : NULL;
+    const int dimension = of && tokens < 0 ? of->n_dims - 1 : tokens;
+    if (of && of->shape[0] == t->shape[0] && of->shape[dimension] == t->shape[1])
+      kr_case_spoil(c, view, dimension, reached);
+  }
+  kr_free(reached);
+  return c->status;
+}
+
 /* ---- by the signature ---- */
 
 int64_t *kr_case_size(kr_case *c, const char *name) {

@@ -89,6 +89,9 @@ void kr_case_sequences(kr_case *c, kr_view *seq_idx, int64_t B, int64_t L);
 void kr_case_offsets(kr_case *c, kr_view *cu_seqlens, int64_t S, int64_t total);
 /* Memory that nobody wrote: not a number where reached, of the first dimension's size times this one's, is 0. */
 void kr_case_spoil(kr_case *c, const kr_view *view, int dimension, const unsigned char *reached);
+/* In half of the calls with seq_idx, the tokens of these tensors at negative indices, in dimension `tokens` (-1: the
+ * last): padding, where nothing is read. Call it last: a gradient's other inputs may be the results of these. */
+int32_t kr_case_spoil_padding(kr_case *c, int n, const char *const *names, int tokens);
 void kr_case_bound(kr_case *c, const kr_view *view, double rtol, double atol); /* else from the view's dtype */
 
 /* ---- for callers ---- */

@@ -653,8 +653,11 @@ KR_DEV float gradient_at(const kr_conv_params &p, int64_t b, int64_t d, int64_t 
   return dout * slope(pre);
 }
 
+/* Nothing at padding, whose gradient is 0 and whose input may be anything. */
 KR_DEV int same_sequence(const kr_conv_params &p, int64_t b, int64_t from, int64_t t) {
-  return !p.seq_idx || (from >= 0 && sequence_at(p, b, from) == sequence_at(p, b, t));
+  if (!p.seq_idx) return 1;
+  const int32_t index = sequence_at(p, b, t);
+  return from >= 0 && index >= 0 && sequence_at(p, b, from) == index;
 }
 
 /* Reduces v over the block in a fixed order; thread 0 has the sum. */

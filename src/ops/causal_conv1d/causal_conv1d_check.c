@@ -40,7 +40,8 @@ int32_t kr_conv_case(kr_case *c, int64_t index) {
   else if (is_long || index % 8 == 1)
     kr_case_leave_out(c, "seq_idx"), kr_case_leave_out(c, "initial_states"), kr_case_leave_out(c, "dfinal_states"),
         kr_case_leave_out(c, "dinitial_states");
-  return KRAIT_OK;
+  kr_case_give_rest(c);
+  return kr_case_spoil_padding(c, KR_NAMES("x", "dout"), -1);
 }
 
 int32_t kr_conv_update_case(kr_case *c, int64_t index) {

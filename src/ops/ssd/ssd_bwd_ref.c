@@ -102,14 +102,14 @@ static void leave_gate(const channel *c) {
     const double x = padding ? 0 : x_at(c, t);
     double dy = padding ? 0 : kr_get(&a->dout, kr_at4(&a->dout, c->b, t, c->h, c->p));
     if (kr_has(&a->z)) {
-      const double z = kr_get(&a->z, kr_at4(&a->z, c->b, t, c->h, c->p)), s = 1 / (1 + exp(-z));
+      const double z = padding ? 0 : kr_get(&a->z, kr_at4(&a->z, c->b, t, c->h, c->p)), s = 1 / (1 + exp(-z));
       const double y = kr_has(&a->Dvec) ? c->s.y[t] + D * x : c->s.y[t];
       if (kr_has(&a->dz))
         kr_put(&a->dz, kr_at4(&a->dz, c->b, t, c->h, c->p), dy == 0 ? 0 : dy * y * s * (1 + z * (1 - s)));
       dy *= z * s;
     }
     c->s.dy[t] = dy;
-    c->s.dx[t] = kr_has(&a->Dvec) ? D * dy : 0;
+    c->s.dx[t] = kr_has(&a->Dvec) && !padding ? D * dy : 0;
     c->s.dD[c->h * a->P + c->p] += dy * x;
   }
 }

@@ -116,7 +116,8 @@ static int32_t draw_ssd(kr_case *c, int64_t index) {
   give_ssd_ends(c);
   kr_case_give_rest(c);
   set_ssd_bounds(c);
-  return KRAIT_OK;
+  return c->sig->forward ? kr_case_spoil_padding(c, KR_NAMES("x", "Bmat", "Cmat", "z", "dout"), 1)
+                         : kr_case_spoil_padding(c, KR_NAMES("x", "dt", "Bmat", "Cmat", "z", "log_decay"), 1);
 }
 
 int32_t kr_ssd_case(kr_case *c, int64_t index) { return draw_ssd(c, index); }
