@@ -266,7 +266,7 @@ static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tenso
 /* If there were no earlier contributions and the destination has a compatible shape, the sums are written there. */
 static void end_spread(kr_back *b, const kr_back_target *target) {
   spread_sum s;
-  if (find_spread(b, target->home, &s) < 0) return;
+  if (!kr_dims_elements(kr_graph_dims(b->g, target->at)) || find_spread(b, target->home, &s) < 0) return;
   const kr_tensor to = in_gradient(b, s.place);
   const kr_dims flat = s.before > 1 && s.columns > 1 ? KR_DIMS(s.before, s.columns) : KR_DIMS(s.before * s.columns);
   const int direct = to && !target->add && kr_graph_can_reshape(b->g, to, flat);

@@ -103,18 +103,19 @@ kr_tensor kr_graph_moved(kr_graph *g, kr_tensor t, int32_t storage) {
   const kr_storage *from = KR_STORAGE(g, p.storage), *to = KR_STORAGE(g, storage);
   const int64_t element = (int64_t)krait_dtype_bytes(from->dtype), new_element = (int64_t)krait_dtype_bytes(to->dtype);
   int64_t index[4] = {0}, at = 0;
+  const int is_empty = kr_dims_elements(p.dims) == 0; /* its strides may be any */
   int same = 1;
   for (int k = 0; same && k < from->dims.n; k++) same = from->dims.size[k] < 2 || from->stride[k] == to->stride[k];
   first_index(from, p.at_bytes / element, index);
   for (int k = 0; k < from->dims.n; k++) at += index[k] * to->stride[k];
-  for (int i = 0; !same && i < p.dims.n; i++) {
+  for (int i = 0; !same && !is_empty && i < p.dims.n; i++) {
     if (p.dims.size[i] < 2 || p.stride[i] == 0) continue;
     const int k = dim_of(from, p.stride[i]);
     const int64_t step = k < 0 ? 0 : p.stride[i] / from->stride[k];
     if (k < 0 || !runs_on(from, to, index, k, p.dims.size[i], step)) return 0;
     p.stride[i] = step * to->stride[k];
   }
-  p.at_bytes = same ? p.at_bytes / element * new_element : at * new_element;
+  p.at_bytes = is_empty ? 0 : same ? p.at_bytes / element * new_element : at * new_element;
   p.storage = storage;
   p.dtype = to->dtype;
   return kr_graph_part(g, &p);

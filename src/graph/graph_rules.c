@@ -115,6 +115,11 @@ static int is_wide(const kr_graph *g, kr_tensor left, kr_tensor right, kr_tensor
 static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B, const kr_back_target *target) {
   kr_graph *g = kr_back_graph(b);
   if (!target->at || kr_graph_status(g) < 0) return;
+  if (kr_graph_dims(g, A).size[1] == 0) { /* of no rows: sums of nothing */
+    if (!target->adding)
+      kr_graph_pointwise(g, kr_back_name(b, what), (kr_pointwise_args){.x_scale = 0}, 0, 0, target->at);
+    return;
+  }
   const kr_part into = *KR_PART(g, target->at);
   const int across = into.dims.n == 2 && into.stride[1] != 1 && into.stride[0] == 1;
   const kr_tensor left = across ? turned(g, B) : A, right = across ? turned(g, A) : B,

@@ -270,8 +270,9 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
 }
 
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {
-  if (!g->p.f.n_rows || !g->p.f.B) return KRAIT_OK;
-  if (!g->p.f.is_walked) return core->ssd_bwd.run(ctx, &g->ssd_bwd);
+  if (!g->p.f.B) return KRAIT_OK;
+  if (!g->p.f.is_walked) return core->ssd_bwd.run(ctx, &g->ssd_bwd); /* without tokens: the states' gradients pass */
+  if (!g->p.f.n_rows) return KRAIT_OK;
   const kr_ssd_maker maker = {make_walked, g, g->walk.spoilt, g->has_kept ? g->walk.S : NULL,
                               g->inner ? run_inner : NULL};
   return kr_ssd_bwd_hopper_made(ctx, &g->ssd_bwd, &maker);
