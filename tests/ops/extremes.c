@@ -85,6 +85,20 @@ static int may_meet_zeros(const kr_op *op, const kr_case_tensor *t) {
           (strcmp(op->name, "ssd_bwd") == 0 && strncmp(t->name, "ddt", 3) == 0));
 }
 
+/* Where NaN beside a number is right: on a GPU it may reach more of its own sequence in attention and convolutions
+ * (docs/NUMERICS.md), and a step of padding its own dB, 0 otherwise. A token's own product C B in Mamba 3 is the same
+ * turned or not: of a NaN in one of two channels that turn together the other's gradient may have a part, or none. */
+static int may_differ(const kr_op *op, const kr_impl *impl, const char *planted, const char *name, double got,
+                      double want) {
+  const int is_gpu = !(impl->needs & KRAIT_CAP_CPU);
+  if (!is_gpu) return 0;
+  if (strncmp(op->name, "attention", 9) == 0 || strncmp(op->name, "causal_conv1d", 13) == 0)
+    return !isfinite(got) && isfinite(want);
+  if (strcmp(op->name, "ssd_bwd") == 0) return strcmp(name, "dB") == 0 && strncmp(planted, "dt", 2) == 0 && want == 0;
+  return strcmp(op->name, "mamba3_bwd") == 0 &&
+         ((strcmp(name, "dC") == 0 && planted[0] == 'B') || (strcmp(name, "dB") == 0 && planted[0] == 'C'));
+}
+
 static void compare_kinds(kr_case *c, const kr_op *op, const kr_impl *impl, const char *planted, int64_t index) {
   for (int i = 0; i < c->n_tensors; i++) {
     const kr_case_tensor *t = &c->tensors[i];
@@ -96,7 +110,7 @@ static void compare_kinds(kr_case *c, const kr_op *op, const kr_impl *impl, cons
     for (int64_t k = 0; at.n_left; k++, kr_tensor_step(&at, t, &got))
       for (int part = 0; part < n_parts; part++) {
         const double g = kr_tensor_part(&got, at.offset, part), w = kr_tensor_part(&want, at.offset, part);
-        if (!same_kind(g, w))
+        if (!same_kind(g, w) && !may_differ(op, impl, planted, t->name, g, w))
           fail_msg("%s, implementation %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name,
                    impl->name, (int)index, planted, t->name, (int)k, g, w);
       }
@@ -294,21 +308,34 @@ static void spoil_one_of(const krait_ctx *ctx, const kr_op *op, kr_case *c, int6
   kr_case_close(c);
 }
 
-static const char *const with_sequences[] = {
-    "attention",      "attention_bwd",      "rotary", "causal_conv1d", "causal_conv1d_bwd", "ssd", "ssd_bwd", "mamba3",
-    "mamba3_bwd",     "selective_scan",     "selective_scan_bwd",      "gated_delta_rule",  "rnn", "rnn_bwd"};
+static const char *const with_sequences[] = {"attention",
+                                             "attention_bwd",
+                                             "rotary",
+                                             "causal_conv1d",
+                                             "causal_conv1d_bwd",
+                                             "ssd",
+                                             "ssd_bwd",
+                                             "mamba3",
+                                             "rnn_bwd",
+                                             "mamba3_bwd",
+                                             "selective_scan_bwd",
+                                             "gated_delta_rule",
+                                             "selective_scan",
+                                             "rnn"};
 
-static void sequences_stay_apart(const krait_ctx *ctx, kr_case *c, int64_t n) {
+static int has_sequences(const char *op) {
   for (size_t i = 0; i < sizeof with_sequences / sizeof *with_sequences; i++)
-    for (int64_t index = 0; index < n && kr_op_find(with_sequences[i]); index++)
-      spoil_one_of(ctx, kr_op_find(with_sequences[i]), c, index);
+    if (strcmp(with_sequences[i], op) == 0) return 1;
+  return 0;
 }
 
 static void nan_never_reaches_another_sequence(void **state) {
   krait_ctx *ctx = open_extremes_ctx(2);
   kr_case *c = malloc(sizeof *c);
   (void)state;
-  sequences_stay_apart(ctx, c, n_cases());
+  for (int32_t i = 0; i < kr_n_ops; i++)
+    for (int64_t index = 0; index < n_cases() && has_sequences(kr_ops[i]->name); index++)
+      spoil_one_of(ctx, kr_ops[i], c, index);
   free(c);
   krait_ctx_close(&ctx);
 }
@@ -506,7 +533,9 @@ static void nan_never_reaches_another_sequence_on_gpus(void **state) {
   for (int d = 0; d < 2; d++) {
     setenv("KR_FAKE_CUDA", devices[d], 1);
     krait_ctx *ctx = open_extremes_ctx(1);
-    sequences_stay_apart(ctx, c, n_cases() / 3);
+    for (char **name = op_names; *name; name++)
+      for (int64_t index = 0; index < n_cases() / 3 && has_sequences(*name); index++)
+        spoil_one_of(ctx, kr_op_find(*name), c, index);
     krait_ctx_close(&ctx);
   }
   free(c);

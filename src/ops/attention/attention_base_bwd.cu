@@ -79,7 +79,7 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const
     const sequence s = sequence_of(p, b);
     for (int i = kr_thread(); i < s.n_q; i += KR_ATTENTION_BASE_THREADS) {
       const float lse = lse_of(p, s, h, i);
-      if (lse < __builtin_inff()) sum -= kr_exp(sink - lse) * p.delta[delta_at(p, s, h, i)];
+      if (lse != __builtin_inff()) sum -= kr_exp(sink - lse) * p.delta[delta_at(p, s, h, i)];
     }
   }
   sum = sum_lanes(sum);
