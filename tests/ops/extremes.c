@@ -589,8 +589,8 @@ int main(int argc, char **argv) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(nan_spreads_as_in_the_reference), cmocka_unit_test(infinity_spreads_as_in_the_reference),
-      cmocka_unit_test(nan_stays_in_its_sequence), cmocka_unit_test(nan_never_reaches_another_sequence), cmocka_unit_test(elements_beyond_two_to_the_31),
-      cmocka_unit_test(outputs_that_are_inputs)};
+      cmocka_unit_test(nan_stays_in_its_sequence),       cmocka_unit_test(nan_never_reaches_another_sequence),
+      cmocka_unit_test(elements_beyond_two_to_the_31),   cmocka_unit_test(outputs_that_are_inputs)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
 #endif
