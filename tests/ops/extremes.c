@@ -514,32 +514,28 @@ static char **op_names;
 static const char *const devices[] = {"capability=90,shared=232448,multiprocessors=16,together=1",
                                       "capability=75,shared=65536,multiprocessors=16,together=1"};
 
-static void nan_spreads_on_gpus(void **state) {
+static void walk_gpus(void (*check)(const krait_ctx *, const kr_op *, kr_case *, int64_t)) {
   kr_case *c = malloc(sizeof *c);
-  (void)state;
   for (int d = 0; d < 2; d++) {
     setenv("KR_FAKE_CUDA", devices[d], 1);
     krait_ctx *ctx = open_extremes_ctx(1);
     for (char **name = op_names; *name; name++)
-      for (int64_t index = 0, n = n_cases() / 3; index < n; index++) spread(ctx, kr_op_find(*name), c, index, NAN);
+      for (int64_t index = 0, n = n_cases() / 3; index < n; index++) check(ctx, kr_op_find(*name), c, index);
     krait_ctx_close(&ctx);
   }
   free(c);
 }
 
-static void nan_never_reaches_another_sequence_on_gpus(void **state) {
-  kr_case *c = malloc(sizeof *c);
-  (void)state;
-  for (int d = 0; d < 2; d++) {
-    setenv("KR_FAKE_CUDA", devices[d], 1);
-    krait_ctx *ctx = open_extremes_ctx(1);
-    for (char **name = op_names; *name; name++)
-      for (int64_t index = 0; index < n_cases() / 3 && has_sequences(*name); index++)
-        spoil_one_of(ctx, kr_op_find(*name), c, index);
-    krait_ctx_close(&ctx);
-  }
-  free(c);
+static void spread_nan(const krait_ctx *ctx, const kr_op *op, kr_case *c, int64_t index) {
+  spread(ctx, op, c, index, NAN);
 }
+
+static void spoil_one_of_sequences(const krait_ctx *ctx, const kr_op *op, kr_case *c, int64_t index) {
+  if (has_sequences(op->name)) spoil_one_of(ctx, op, c, index);
+}
+
+static void nan_spreads_on_gpus(void **state) { (void)state, walk_gpus(spread_nan); }
+static void nan_never_reaches_another_sequence_on_gpus(void **state) { (void)state, walk_gpus(spoil_one_of_sequences); }
 
 /* An infinite step of the SSD, whose sums over a chunk NaN would pass on to the sequences beside it. */
 static void infinity_stays_in_its_sequence(void **state) {
