@@ -51,8 +51,8 @@ static void make_empty(kr_case *c, int size) {
     const kr_shape shape = kr_sig_shape(c->sig, c->args, kr_sig_facts(c->sig, c->args), which_of(c, t));
     if (shape.n_dims == t->n_dims) memcpy(t->shape, shape.size, sizeof *t->shape * (size_t)t->n_dims);
     const kr_sig_draw *draw = &c->sig->tensors[which_of(c, t)].draw;
-    const int is_to_clear =
-        view->dtype == KRAIT_I32 && (draw->kind != KR_DRAW_OFFSETS || draw->rows == size || has_no_sequences);
+    const int is_to_clear = view->dtype == KRAIT_I32 && strchr("BL", c->sig->sizes[size].name[0]) &&
+                            (draw->kind != KR_DRAW_OFFSETS || draw->rows == size || has_no_sequences);
     for (int64_t k = 0; is_to_clear && k < kr_tensor_elements(t); k++) kr_case_set_i32(c, view, k, 0);
     kr_tensor_walk w = {.n_left = t->role & KR_IN && strcmp(t->name, "lse") == 0 ? kr_tensor_elements(t) : 0};
     for (; w.n_left; kr_tensor_step(&w, t, view)) kr_put(view, w.offset, INFINITY); /* that of rows without keys */

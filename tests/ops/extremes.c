@@ -85,13 +85,14 @@ static int may_meet_zeros(const kr_op *op, const kr_case_tensor *t) {
           (strcmp(op->name, "ssd_bwd") == 0 && strncmp(t->name, "ddt", 3) == 0));
 }
 
-/* Where NaN beside a number is right: on a GPU it may reach more of its own sequence in attention and convolutions
- * (docs/NUMERICS.md), and a step of padding its own dB, 0 otherwise. A token's own product C B in Mamba 3 is the same
- * turned or not: of a NaN in one of two channels that turn together the other's gradient may have a part, or none. */
+/* Where NaN beside a number is right: of a NaN in D padding has a part, or none; on a GPU it may reach more of its own
+ * sequence in attention and convolutions (docs/NUMERICS.md), and a step of padding its own dB, 0 otherwise. A token's
+ * own product C B in Mamba 3 is the same turned or not: of a NaN in one of two channels that turn together the other's
+ * gradient may have a part, or none. */
 static int may_differ(const kr_op *op, const kr_impl *impl, const char *planted, const char *name, double got,
                       double want) {
-  const int is_gpu = !(impl->needs & KRAIT_CAP_CPU);
-  if (!is_gpu) return 0;
+  if (strcmp(op->name, "ssd_bwd") == 0 && strcmp(planted, "Dvec") == 0) return want == 0; /* padding's dx */
+  if (impl->needs & KRAIT_CAP_CPU) return 0;
   if (strncmp(op->name, "attention", 9) == 0 || strncmp(op->name, "causal_conv1d", 13) == 0)
     return !isfinite(got) && isfinite(want);
   if (strcmp(op->name, "ssd_bwd") == 0) return strcmp(name, "dB") == 0 && strncmp(planted, "dt", 2) == 0 && want == 0;
@@ -268,7 +269,7 @@ static void compare_others(kr_case *c, const kr_op *op, const kr_impl *impl, int
     for (; w.n_left; kr_tensor_step(&w, t, &got)) {
       const int64_t owner = owner_of(c, &at, w.index);
       const double g = kr_tensor_part(&got, w.offset, 0), v = kr_tensor_part(&want, w.offset, 0);
-      if (owner >= 0 && owner != sequence && !(fabs(g - v) <= 0.02 * (1 + fabs(v))) && g != v)
+      if (owner >= 0 && owner != sequence && !(fabs(g - v) <= 0.1 * (1 + fabs(v))) && g != v)
         fail_msg("%s, implementation %s, case %d: %s[%d,%d,%d,%d] is %g beside a sequence of NaN, %g beside one of "
                  "numbers", op->name, impl->name, (int)index, t->name, (int)w.index[0], (int)w.index[1],
                  (int)w.index[2], (int)w.index[3], g, v);
