@@ -331,15 +331,7 @@ KR_DEV void run(const kr_ssd_bwd_params &p, uint64_t maps) {
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
   const place at = here(p);
-  kr_launch_dependents();
-  if (kr_thread() == 0) {
-    kr_barrier_open(base + BOTH_FULL, 1);
-    for (int i = 0; i < STAGES; i++)
-      kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 + 4 + 3);
-    kr_barriers_opened();
-  }
-  kr_griddep_wait();
-  kr_sync();
+  open_stages(base + BOTH_FULL, base + FULL, base + EMPTY, STAGES, 4 + 4 + 3);
   if (kr_thread() < 128) {
     kr_give_registers<PRODUCER_REGS>();
     if (kr_thread() == 0)

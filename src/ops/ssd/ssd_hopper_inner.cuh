@@ -1,5 +1,5 @@
-/* ssd_hopper_inner.cuh: shared by kernels that compute a chunk's gradients on two warpgroups (ssd_hopper_bwd.cu): pairs
- * of tokens, their sums, and rows from registers to memory. */
+/* ssd_hopper_inner.cuh: shared by kernels that compute a chunk's gradients on warpgroups (ssd_hopper_bwd.cu,
+ * mamba3_inner.cu): barriers, pairs of tokens, their sums, and rows from registers to memory. */
 #ifndef KR_SSD_HOPPER_INNER_CUH
 #define KR_SSD_HOPPER_INNER_CUH
 
@@ -28,6 +28,19 @@ KR_DEV place here(const kr_ssd_bwd_params &p) {
 typedef struct slot {
   int h, block, p0;
 } slot;
+
+/* A block's start: barriers of B and C, and of stages that `warps` warps release; then the kernel before has ended. */
+KR_DEV void open_stages(uint32_t both_full, uint32_t full, uint32_t empty, int n_stages, int warps) {
+  kr_launch_dependents();
+  if (kr_thread() == 0) {
+    kr_barrier_open(both_full, 1);
+    for (int i = 0; i < n_stages; i++)
+      kr_barrier_open(full + 8 * i, 1), kr_barrier_open(empty + 8 * i, warps);
+    kr_barriers_opened();
+  }
+  kr_griddep_wait();
+  kr_sync();
+}
 
 /* <S, M> over every PARTS-th 16-byte piece of their tiles. */
 template <int PARTS>
