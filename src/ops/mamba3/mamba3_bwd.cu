@@ -530,31 +530,46 @@ KR_DEV float add_sixteen(float (&v)[SPAN]) {
   return v[0] + kr_shuffle_xor(v[0], SPAN);
 }
 
-/* Tangents of n angles about a lane's pair, to its column. */
+/* Tangents of n angles about a lane's pair, to its column: all by a warp, or some by each. */
 KR_DEV void put_tangents(const kr_mamba3_params &f, int b, int h, int64_t t0, int m, int n, float (*to)[32]) {
   float angle[SPAN];
   get_column(f.angles, at4(f.angles, b, t0, h, m), f.angles.stride[1], n, angle);
 #pragma unroll
   for (int i = 0; i < SPAN; i++) to[i][kr_thread() & 31] = tanh_close(angle[i]);
 }
+KR_DEV void put_common_tangents(const kr_mamba3_params &f, int b, int64_t t0, int m, int n, float (*to)[32]) {
+#pragma unroll
+  for (int i = kr_thread() >> 5; i < SPAN; i += WARPS)
+    to[i][kr_thread() & 31] = i < n ? tanh_close(get_ahead(f.angles, at4(f.angles, b, t0 + i, 0, m))) : 0.0f;
+}
+/* The slope of an angle's turns per step, pi tanh(angle), in the angle. */
+KR_DEV float slope_at(float tangent) { return 3.14159265f * kr_fma(-tangent, tangent, 1.0f); }
+
+/* Of a span's tokens the sequences and whether they begin or end them; those beyond the last have none. */
+enum { BEGINS = 1, ENDS = 2, IS_THERE = 4 };
+typedef struct span_edges {
+  int row[SPAN], flags[SPAN];
+} span_edges;
+KR_DEV void put_edges(const kr_mamba3_params &f, int b, int64_t t0, span_edges &to) {
+  const int i = kr_thread();
+  if (i >= SPAN) return;
+  to.flags[i] = 0;
+  if (t0 + i >= f.L) return;
+  const token at = token_at(f, b, t0 + i);
+  to.row[i] = at.row, to.flags[i] = IS_THERE | (at.begins ? BEGINS : 0) | (at.ends ? ENDS : 0);
+}
 
 /* Sums of a span's shares (which they replace) over the tokens behind. EDGES: sequences may begin or end in it. */
 template <int EDGES>
-KR_DEV void sum_shares(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, int m, float sum,
+KR_DEV void sum_shares(const kr_mamba3_bwd_params &p, int h, int m, const span_edges &edges, float sum,
                        float (&share)[SPAN]) {
-  const kr_mamba3_params &f = p.f;
 #pragma unroll
   for (int i = SPAN - 1; i >= 0; i--) {
-    if (!EDGES) {
-      share[i] = sum += share[i];
-      continue;
-    }
-    if (t0 + i >= f.L || m >= f.M) continue;
-    const token at = token_at(f, b, t0 + i);
-    if (at.ends) sum = angles_behind(p, at.row, h, m);
+    if (EDGES && (!edges.flags[i] || m >= p.f.M)) continue;
+    if (EDGES && edges.flags[i] & ENDS) sum = angles_behind(p, edges.row[i], h, m);
     share[i] = sum += share[i];
-    if (at.begins && p.dinitial_angles.data)
-      kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, at.row, h, m), p.dinitial_angles.dtype, sum);
+    if (EDGES && edges.flags[i] & BEGINS && p.dinitial_angles.data)
+      kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, edges.row[i], h, m), p.dinitial_angles.dtype, sum);
   }
 }
 
@@ -578,45 +593,46 @@ KR_DEV head_shares load_shares(const kr_mamba3_bwd_params &p, int b, int h, int6
   const int64_t t0 = span * SPAN, unit = unit_of(f, b, h);
   const float *const psi = p.psi + (unit * f.L + t0) * f.M + m;
   head_shares v;
-  v.d = lane < SPAN && t0 + lane < f.L ? get(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f;
+  v.d = lane < SPAN && t0 + lane < f.L ? get_ahead(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f;
   v.behind = n ? p.later[span_of(f, unit, span) + m] : 0.0f;
 #pragma unroll
   for (int i = 0; i < SPAN; i++) v.share[i] = i < n ? psi[i * f.M] : 0.0f;
   return v;
 }
 
-/* The gradients of these angles onto `sums` or to where they go; and (by all lanes) their slopes about dt. */
-KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, int n,
-                         const float (*tangents)[32], head_shares v, float (&sums)[SPAN]) {
+/* The gradients of these angles onto `sums`, if heads share them (of angles that are one for all heads but for
+ * slope_at), or to where they go; and (by all lanes) their slopes about dt. steps: a warp's own. */
+KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, int n, int is_one,
+                         const span_edges &edges, const float (*tangents)[32], float *steps, head_shares v,
+                         float (&sums)[SPAN]) {
   const kr_mamba3_params &f = p.f;
   const int lane = kr_thread() & 31;
   const int64_t t0 = span * SPAN, unit = unit_of(f, b, h);
-  const float pi = 3.14159265f;
+  if (lane < SPAN) steps[lane] = v.d;
   if (f.cu_seqlens.data || t0 == 0 || t0 + SPAN >= f.L)
-    sum_shares<1>(p, b, h, t0, m, v.behind, v.share);
+    sum_shares<1>(p, h, m, edges, v.behind, v.share);
   else
-    sum_shares<0>(p, b, h, t0, m, v.behind, v.share);
-  if (p.shares_angles) {
+    sum_shares<0>(p, h, m, edges, v.behind, v.share);
+  kr_sync_warp();
+  if (p.shares_angles && is_one) {
 #pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-      const float turn = tangents[i][lane];
-      sums[i] = kr_fma(v.share[i] * kr_shuffle_from(v.d, i), pi * kr_fma(-turn, turn, 1.0f), sums[i]);
-    }
+    for (int i = 0; i < SPAN; i++) sums[i] = kr_fma(v.share[i], steps[i], sums[i]);
+  } else if (p.shares_angles) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) sums[i] = kr_fma(v.share[i] * steps[i], slope_at(tangents[i][lane]), sums[i]);
   } else if (p.dangles.data) {
 #pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-      const float turn = tangents[i][lane];
-      sums[i] = v.share[i] * kr_shuffle_from(v.d, i) * (pi * kr_fma(-turn, turn, 1.0f));
-    }
+    for (int i = 0; i < SPAN; i++) sums[i] = v.share[i] * steps[i] * slope_at(tangents[i][lane]);
     put_angles(p, b, h, t0, m, n, sums);
   }
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) v.share[i] *= pi * tangents[i][lane];
-  const float total = add_sixteen(v.share);
+  for (int i = 0; i < SPAN; i++) v.share[i] *= tangents[i][lane];
+  const float total = 3.14159265f * add_sixteen(v.share);
   if (lane < SPAN && t0 + lane < f.L) {
     float *const to = p.slopes + unit * f.L + t0 + lane;
     *to = m == lane ? total : *to + total;
   }
+  kr_sync_warp();
 }
 
 KR_DEV void put_token(const kr_view &v, int b, int64_t t, int h, float value) {
@@ -631,24 +647,27 @@ KR_DEV float weight_gradient(const kr_mamba3_bwd_params &p, int b, int h, int64_
 }
 
 /* Of a direct call, where the next token's share of a weight is not in the token's own output. */
-KR_DEV void leave_direct_steps(const kr_mamba3_bwd_params &p, int b, int h, const token &at, const steps &now,
-                               float slope) {
-  const int64_t place = unit_of(p.f, b, h) * p.f.L + at.t, last = at.begins ? place : place - 1;
-  const float own = p.dweight[place],
-              before = at.begins ? 0.0f : kr_fma(-p.products[last], p.f.dots[last], p.dweight[last]);
-  put_token(p.ddt, b, at.t, h, kr_fma(now.lambda, own, kr_fma(now.rest, before, slope)));
-  put_token(p.dtrap, b, at.t, h, now.lambda * now.rest * now.d * (own - before));
-  put_token(p.dlog_decay, b, at.t, h, at.begins ? 0.0f : p.ddecay[place]);
+KR_DEV void leave_direct_steps(const kr_mamba3_bwd_params &p, int b, int h, const token &at) {
+  const kr_mamba3_params &f = p.f;
+  const int64_t place = unit_of(f, b, h) * f.L + at.t, last = at.begins ? place : place - 1;
+  const float trap = get_ahead(f.trap, at3(f.trap, b, at.t, h)), d = get_ahead(f.dt, at3(f.dt, b, at.t, h)),
+              own = p.dweight[place], weight = p.dweight[last], product = p.products[last], dot = f.dots[last],
+              decay = p.ddecay[place], slope = f.M ? p.slopes[place] : 0.0f;
+  const float before = at.begins ? 0.0f : kr_fma(-product, dot, weight), lambda = kr_sigmoid(trap),
+              rest = kr_sigmoid(-trap);
+  put_token(p.ddt, b, at.t, h, kr_fma(lambda, own, kr_fma(rest, before, slope)));
+  put_token(p.dtrap, b, at.t, h, lambda * rest * d * (own - before));
+  put_token(p.dlog_decay, b, at.t, h, at.begins ? 0.0f : decay);
 }
 
 KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token &at) {
   const kr_mamba3_params &f = p.f;
-  const steps now = steps_at(f, b, h, at.t);
-  const float slope = f.M ? p.slopes[unit_of(f, b, h) * f.L + at.t] : 0.0f;
   if (f.is_direct) {
-    leave_direct_steps(p, b, h, at, now, slope);
+    leave_direct_steps(p, b, h, at);
     return;
   }
+  const steps now = steps_at(f, b, h, at.t);
+  const float slope = f.M ? p.slopes[unit_of(f, b, h) * f.L + at.t] : 0.0f;
   const int is_empty = at.begins && !f.initial_states.data; /* before the token */
   const float before = is_empty ? 0.0f : kr_exp(now.decay) * weight_gradient(p, b, h, at.block);
   float own = 0;
@@ -666,36 +685,45 @@ KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token
             is_empty ? 0.0f : kr_fma(weight_before(f, b, h, at, now), before, p.ddecay[row_of(f, b, h, at.block, 0)]));
 }
 
+/* The warps' sums over heads of gradients of a span's angles, of which n are there, to these. */
+KR_DEV void add_angles(const kr_mamba3_bwd_params &p, int b, int64_t t0, int m, int n, int is_one,
+                       const float (*tangents)[32], const float (*warps)[SPAN][32]) {
+  const int lane = kr_thread() & 31;
+  for (int i = kr_thread() >> 5; i < n && m < p.f.M; i += WARPS) {
+    float sum = warps[0][i][lane];
+    for (int w = 1; w < WARPS; w++) sum += warps[w][i][lane];
+    if (is_one) sum *= slope_at(tangents[i][lane]);
+    kr_store(p.dangles.data, at4(p.dangles, b, t0 + i, 0, m), p.dangles.dtype, sum);
+  }
+}
+
 /* A block per span; each warp has every eighth head, a lane a pair. */
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
-  KR_SHARED float warps[WARPS][SPAN][32];
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
+  KR_SHARED float warps[WARPS][SPAN][32], common[SPAN][32], steps[WARPS][SPAN];
+  KR_SHARED span_edges edges;
   const kr_mamba3_params &f = p.f;
   const int b = kr_block_z(), warp = kr_thread() >> 5, lane = kr_thread() & 31, is_one = f.angles.stride[2] == 0;
   const int64_t span = kr_block_x(), t0 = span * SPAN;
   const int n = f.L - t0 < SPAN ? (int)(f.L - t0) : SPAN;
+  put_edges(f, b, t0, edges);
   for (int m = lane; m - lane < f.M; m += 32) {
     const int own = m < f.M ? n : 0;
     float sums[SPAN] = {};
-    head_shares next = {};
-    if (warp < f.H) next = load_shares(p, b, warp, span, m, own);
+    kr_sync();
+    if (is_one) put_common_tangents(f, b, t0, m, own, common);
     kr_sync();
 #pragma unroll 1
     for (int h = warp; h < f.H; h += WARPS) {
-      const head_shares now = next;
-      if (h + WARPS < f.H) next = load_shares(p, b, h + WARPS, span, m, own);
-      if (h == warp || !is_one) put_tangents(f, b, h, t0, m, own, warps[warp]);
-      leave_angles(p, b, h, span, m, own, warps[warp], now, sums);
+      const head_shares now = load_shares(p, b, h, span, m, own);
+      if (!is_one) put_tangents(f, b, h, t0, m, own, warps[warp]);
+      leave_angles(p, b, h, span, m, own, is_one, edges, is_one ? common : warps[warp], steps[warp], now, sums);
     }
     if (!p.shares_angles) continue;
     kr_sync();
 #pragma unroll
     for (int i = 0; i < SPAN; i++) warps[warp][i][lane] = sums[i];
     kr_sync();
-    for (int i = warp; i < n && m < f.M; i += WARPS) {
-      float sum = warps[0][i][lane];
-      for (int w = 1; w < WARPS; w++) sum += warps[w][i][lane];
-      kr_store(p.dangles.data, at4(p.dangles, b, t0 + i, 0, m), p.dangles.dtype, sum);
-    }
+    add_angles(p, b, t0, m, n, is_one, common, warps);
   }
   kr_sync();
   for (int i = kr_thread(); i < SPAN * f.H; i += THREADS)

@@ -12,6 +12,14 @@ KR_DEV int64_t at4(const kr_view &v, int64_t i, int64_t j, int64_t k, int64_t n)
 }
 KR_DEV float get(const kr_view &v, int64_t at) { return kr_load(v.data, at, v.dtype); }
 
+/* The same without a branch for its type, so that several loads are on their way at once. */
+KR_DEV float get_ahead(const kr_view &v, int64_t at) {
+  const int is_wide = v.dtype == KRAIT_F32;
+  const uint16_t *const from = (const uint16_t *)v.data + (is_wide ? 2 * at : at);
+  const uint32_t low = from[0], high = from[is_wide];
+  return is_wide ? kr_bits_to_float(high << 16 | low) : v.dtype == KRAIT_BF16 ? kr_from_bf16(low) : kr_from_f16(low);
+}
+
 /* Two neighbours of a row, in one access where that is aligned; zeros beyond `left`. */
 KR_DEV kr_float2 get_two(const kr_view &v, int64_t at, int64_t stride, int left) {
   if (v.dtype != KRAIT_F32 && stride == 1 && left >= 2 &&
