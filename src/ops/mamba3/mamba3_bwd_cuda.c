@@ -261,7 +261,7 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
   const kr_grid grid = {.x = (uint32_t)f->n_chunks,
                         .y = (uint32_t)(f->G * p->n_splits),
                         .z = (uint32_t)f->B,
-                        .block = KR_SSD_HOPPER_BWD_THREADS,
+                        .block = KR_MAMBA3_INNER_THREADS,
                         .shared_bytes = KR_MAMBA3_INNER_SHARED,
                         .is_pdl = 1,
                         .stream = g->ssd_bwd.call.stream};

@@ -8,9 +8,10 @@
 #include "mamba3_walk_params.h"
 
 #define KR_MAMBA3_INNER_M 32      /* most pairs that turn */
-#define KR_MAMBA3_INNER_TOKENS 16 /* whose gradients of biases are one sum: a warp's */
+#define KR_MAMBA3_INNER_TOKENS 64 /* whose gradients of biases are one sum: a chunk's */
+#define KR_MAMBA3_INNER_THREADS 512
 /* Bytes of a block's shared memory, with those up to a multiple of 1024. */
-#define KR_MAMBA3_INNER_SHARED 223232
+#define KR_MAMBA3_INNER_SHARED 232448
 
 /* q: as of the SSD's gradient on warpgroups of every head's keys and queries, but heads, dB, dC, sum_B and sum_C are of
  * groups. */
@@ -25,7 +26,7 @@ typedef struct kr_mamba3_inner_params {
   float *psi;                    /* (B,H,L,M) */
   float *later;                  /* (B,H,spans,M): its sums over KR_MAMBA3_SPAN tokens */
   float *factors;                /* as of kr_mamba3_bwd_params, for dD; or absent */
-  float *biases;                 /* (B chunks 4,H,2,N): as of kr_mamba3_bwd_params, of KR_MAMBA3_INNER_TOKENS */
+  float *biases;                 /* (B chunks,H,2,N): as of kr_mamba3_bwd_params, of KR_MAMBA3_INNER_TOKENS */
   int32_t M, packet_bytes, n_parts;
 } kr_mamba3_inner_params;
 

@@ -10,9 +10,9 @@
 enum { TURNING = KR_MAMBA3_INNER_M / 8 }; /* of the columns by 16, those that turn, where at most 32 pairs do */
 
 /* A head's biases of B or C, by a warpgroup: [column / 16][column / 2 % 4][column / 8 % 2][column % 2]. */
-KR_DEV void put_own_biases(const kr_view &bias, int h, int n_states, int thread, float *to) {
-  const int n = thread, place = n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
-  to[place] = n < n_states ? get(bias, at3(bias, h, 0, n)) : 0.0f;
+KR_DEV int bias_place(int n) { return n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2; }
+KR_DEV void put_own_biases(const kr_view &bias, int h, int n_states, int n, float *to) {
+  to[bias_place(n)] = n < n_states ? get(bias, at3(bias, h, 0, n)) : 0.0f;
 }
 
 /* The rotations of a lane's pairs in 16 columns k. */
