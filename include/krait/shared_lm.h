@@ -1,6 +1,6 @@
 /* shared_lm.h: a language model of Mamba, Mamba-2, Mamba-3 or attention as a framework generates with it: prompts and
  * steps by the graphs of krait_lm, on weights and states that the framework keeps. Nothing is copied, and everything is
- * in the context's memory. The drop-in's generate(cg=True) and krait.accelerate (docs/PYTHON.md) are made of it.
+ * in the context's memory. The drop-in's generate(cg=True) and krait.accelerate (docs/ACCELERATE.md) are made of it.
  *
  *   krait_shared_lm_open(ctx, &options, layers, &lm);
  *   krait_shared_lm_prefill(lm, 0, ids, n, logits, stream);           // of slot 0, whose states begin as zeros

@@ -1,6 +1,6 @@
 /* trainable.h: a whole model as a framework's autograd calls it: forward and gradient by krait's graph, on parameters
  * that the framework keeps, changes and learns. Nothing is copied: a run reads and writes the caller's tensors,
- * row-major float32 on the context's device. krait.accelerate (docs/PYTHON.md) is made of it.
+ * row-major float32 on the context's device. krait.accelerate (docs/ACCELERATE.md) is made of it.
  *
  *   krait_trainable_open(ctx, &options, &trainable);
  *   for (i = 0; i < krait_trainable_n_tensors(trainable); i++) krait_trainable_tensor_at(trainable, i, &tensor);
