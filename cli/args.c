@@ -103,6 +103,7 @@ static void print_args_help(const cli_verb *verb) {
     print_option(o->letter, o->name, o->value, o->help);
   }
   print_option(HELP, "help", NULL, "print this and stop");
+  printf("\nExample: %s\n", verb->example);
 }
 
 /* ---- values ----------------------------------------------------------------------------------------------------- */

@@ -2,7 +2,8 @@
  *
  *   const cli_option options[] = {CLI_TEXT("output", 'o', "FILE", &out, "write here"), CLI_SWITCH("json", 0, &json,
  *     "print JSON")};
- *   const cli_verb verb = {"convert", "IN OUT.safetensors", "Converts weights.", options, CLI_N(options), 2, 2};
+ *   const cli_verb verb = {"convert", "IN OUT.safetensors", "Converts weights.", options, CLI_N(options), 2, 2,
+ *     "krait convert a.th b.safetensors"};
  *   int first, status = cli_args_read(&verb, argc, argv, &first);
  *   if (status >= 0) return status;             the operands are argv[first] ... argv[argc - 1]
  */
@@ -37,6 +38,7 @@ typedef struct cli_verb {
   const cli_option *options;
   int n_options;
   int min_operands, max_operands; /* max -1: any number */
+  const char *example;            /* a whole command, for the help */
 } cli_verb;
 
 /* argv[0] is the verb's name; options and operands may be mixed, "--" ends options. -1: continue; otherwise the exit
@@ -91,6 +93,9 @@ int cli_band_parse(const char *verb, const char *text, int32_t *is_narrow);
 
 /* One line on standard error: the verb, the library's last error, its remedy. Returns the exit status 1. */
 int cli_report(const char *verb, int32_t status);
+int cli_report_detail(const char *verb, int32_t status, const char *detail); /* for an error of another thread */
+/* The same for a call that got what the user wrote (a prompt, a question): 2 if that is what was wrong. */
+int cli_report_call(const char *verb, int32_t status, const char *detail);
 /* Of several names that may be meant by one that is not known, the nearest. Start with {.written = word}, offer each;
  * meant is NULL if none is near enough. */
 typedef struct cli_guess {
@@ -98,12 +103,9 @@ typedef struct cli_guess {
   int32_t slips;
 } cli_guess;
 void cli_guess_offer(cli_guess *guess, const char *name);
-int cli_report_detail(const char *verb, int32_t status, const char *detail); /* for an error of another thread */
-/* The same for a call that got what the user wrote (a prompt, a question): 2 if that is what was wrong. */
-int cli_report_call(const char *verb, int32_t status, const char *detail);
-/* One line on standard error: the verb and the given text. Returns the exit status 2. */
 /* A size of memory, such as 11G or 11500M; NULL is 0. Returns -1, or reports it and returns the exit status. */
 int cli_parse_bytes(const char *verb, const char *option, const char *text, uint64_t *bytes);
+/* One line on standard error: the verb and the given text. Returns the exit status 2. */
 int cli_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

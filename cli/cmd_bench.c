@@ -274,7 +274,8 @@ int cmd_bench(int argc, char **argv) {
       options,
       CLI_N(options),
       1,
-      -1};
+      -1,
+      "krait bench ssd --device cuda --dtype bfloat16"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;

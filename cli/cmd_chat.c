@@ -149,7 +149,8 @@ int cmd_chat(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          1,
-                         1};
+                         1,
+                         "krait chat Qwen2.5-0.5B-Instruct"};
   const int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   cli_catch_signals(verb.name, "");

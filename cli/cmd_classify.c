@@ -107,7 +107,8 @@ int cmd_classify(int argc, char **argv) {
       options,
       CLI_N(options),
       1,
-      -1};
+      -1,
+      "krait classify film.mp4 -w videomamba_s16_k400_f16_res224.pth --labels kinetics.txt"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (!s.weights)

@@ -44,7 +44,8 @@ int cmd_convert(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          2,
-                         2};
+                         2,
+                         "krait convert best.th model.safetensors --config .hydra/config.yaml"};
   int first, exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   const cli_outputs_rule rule = {.verb = verb.name,

@@ -135,7 +135,8 @@ int cmd_describe(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          1,
-                         -1};
+                         -1,
+                         "krait describe film.mp4 \"What happens?\" -w Mobile-VideoGPT-0.5B"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (argc - first > 2)

@@ -41,7 +41,8 @@ int cmd_devices(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          0,
-                         0};
+                         0,
+                         "krait devices --json"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   int32_t status = krait_device_count(&n);

@@ -151,7 +151,8 @@ int cmd_doctor(int argc, char **argv) {
       options,
       CLI_N(options),
       0,
-      -1};
+      -1,
+      "krait doctor mamba_ssm-2.2.whl --gpu \"RTX 5090\""};
   int first, status = cli_args_read(&verb, argc, argv, &first);
   if (status >= 0) return status == 2 ? EXIT_USAGE : status;
   if (args.explain) return explain(&args);

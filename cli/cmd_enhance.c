@@ -380,7 +380,8 @@ int cmd_enhance(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          1,
-                         -1};
+                         -1,
+                         "krait enhance interview.wav -o clean.wav"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("enhance", s.precision, &s.model.precision);
   if (exit_status < 0) exit_status = cli_band_parse("enhance", s.band, &s.is_narrow);

@@ -149,7 +149,8 @@ static int is_folder_for_evaluate(const char *path) {
 
 static int list_pairs(evaluation *e, char **operands) {
   for (int i = 0; i < 2; i++)
-    if (access(operands[i], F_OK) != 0) return cli_usage_error("evaluate", "there is no %s", operands[i]);
+    if (access(operands[i], F_OK) != 0)
+      return cli_usage_error("evaluate", "there is no file or folder %s", operands[i]);
   if (is_folder_for_evaluate(operands[0]) != is_folder_for_evaluate(operands[1]))
     return cli_usage_error("evaluate", "CLEAN and OTHER must be two files or two folders");
   int status = cli_inputs_list("evaluate", operands, 1, &e->clean);
@@ -531,7 +532,8 @@ int cmd_evaluate(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          1,
-                         2};
+                         2,
+                         "krait evaluate clean/ noisy/ -w builtin"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("evaluate", s.precision, &s.model.precision);
   if (exit_status < 0) exit_status = check_evaluate_options(&s, argc - first);

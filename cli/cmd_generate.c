@@ -414,7 +414,8 @@ int cmd_generate(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          1,
-                         2};
+                         2,
+                         "krait generate mamba-130m-hf -p \"The sea was calm, and\" -n 64"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = check_generate_settings(&s, argv + first, argc - first);
   if (exit_status >= 0) return exit_status;

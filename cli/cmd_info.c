@@ -149,8 +149,8 @@ static int dump_ptx(const char *folder, int replace) {
     const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
     const int failed = length < (int)sizeof path ? write_text(path, text, replace) : ENAMETOOLONG;
     if (!failed) continue;
-    fprintf(cli_err(), "krait info: %s: %s\n", cli_clean(path),
-            failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
+    fprintf(cli_err(), failed == EEXIST ? "krait info: %s exists; %s\n" : "krait info: cannot write %s: %s\n",
+            cli_clean(path), failed == EEXIST ? "-f replaces it" : strerror(failed));
     return 1;
   }
   if (status == KRAIT_ERR_NO_MEMORY) return cli_report("info", status);
@@ -335,7 +335,8 @@ int cmd_info(int argc, char **argv) {
       options,
       CLI_N(options),
       0,
-      1};
+      1,
+      "krait info mamba-130m-hf --graph --profile"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (ptx_folder && first < argc) return cli_usage_error(verb.name, "--dump-ptx takes no FILE");

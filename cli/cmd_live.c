@@ -244,7 +244,8 @@ int cmd_live(int argc, char **argv) {
       options,
       CLI_N(options),
       0,
-      0};
+      0,
+      "krait live --in default --out default"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = check_live_settings(&s);
   if (exit_status >= 0) return exit_status;

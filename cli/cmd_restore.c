@@ -148,7 +148,7 @@ static int restore_one(settings *s, const char *in, const char *out) {
     fprintf(cli_err(), "krait restore: %s\n", krait_error_detail());
     return 130;
   }
-  if (status < 0) return cli_report("restore", status);
+  if (status < 0) return cli_report_call("restore", status, krait_error_detail());
   if (!s->run.is_quiet) print_restore_notes(in, out, &info);
   return s->as_json ? print_restore_json(s, in, out, &info) : 0;
 }
@@ -187,7 +187,7 @@ static int run_restore(settings *s, int n, char *const *files) {
   int exit_status = cli_run_open_ctx("restore", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_restorer_open(ctx, &s->models, &s->restorer);
-  exit_status = status < 0 ? cli_report("restore", status) : 0;
+  exit_status = status < 0 ? cli_report("restore", status) + 1 : 0;
   for (int i = 0; i < n && status >= 0 && exit_status != 130; i++) {
     int one;
     if (is_folder(files[i])) one = restore_folder(s, files[i]);
@@ -289,7 +289,8 @@ int cmd_restore(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          1,
-                         -1};
+                         -1,
+                         "krait restore old.mp4 -w SeedVR2-3B -o restored.mp4"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   exit_status = parse_precision(&s);

@@ -80,7 +80,8 @@ int cmd_score(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          2,
-                         2};
+                         2,
+                         "krait score mamba-130m-hf text.txt"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   char *text = NULL;
   size_t n_bytes = 0;

@@ -53,7 +53,8 @@ int cmd_selftest(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          0,
-                         0};
+                         0,
+                         "krait selftest --device cpu --cases 20"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (cli_device_parse(name, &device) != 0)

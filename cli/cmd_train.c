@@ -144,7 +144,8 @@ int cmd_train(int argc, char **argv) {
                          table,
                          CLI_N(table),
                          0,
-                         -1};
+                         -1,
+                         "krait train -w builtin dset.speech_train=clean dset.noise_train=noise lr=1e-4 -o run"};
   int first;
   const int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;

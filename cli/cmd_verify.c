@@ -123,7 +123,8 @@ int cmd_verify(int argc, char **argv) {
       options,
       CLI_N(options),
       2,
-      2};
+      2,
+      "krait verify model.safetensors model.golden.safetensors"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("verify", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;

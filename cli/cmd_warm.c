@@ -48,7 +48,8 @@ int cmd_warm(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          0,
-                         0};
+                         0,
+                         "krait warm --for mamba-130m-hf"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   krait_ctx *ctx = NULL;

@@ -39,7 +39,7 @@ enum { N_VERBS = sizeof verbs / sizeof *verbs };
 
 int cmd_version(int argc, char **argv) {
   int first;
-  const cli_verb verb = {"version", "", "Prints the version.", NULL, 0, 0, 0};
+  const cli_verb verb = {"version", "", "Prints the version.", NULL, 0, 0, 0, "krait version"};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   printf("krait %s\n", krait_version());

@@ -217,7 +217,8 @@ static int32_t open_parts(kr_model_folder *f, const char *path) {
   if (!config && is_folder(f->path))
     return kr_fail(KRAIT_ERR_FILE_OPEN, "%s: there is no config.json in it; give a model's folder or a GGUF file",
                    f->path);
-  KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json beside it", f->path);
+  KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json beside it; give a model's folder or a GGUF file",
+           f->path);
   const int32_t status = kr_json_file_read(config, &f->config);
   kr_free(config);
   return status < 0 ? status : open_model_folder_weights(f);

@@ -19,14 +19,17 @@ void kr_similar_file(const char *path, char *text, size_t bytes) {
   *text = 0;
   const int n = snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
   DIR *files = n < (int)sizeof folder ? opendir(folder) : NULL;
-  for (int i = 0; files && i < MOST_NAMES && (entry = readdir(files)); i++) {
+  int is_link = 0; /* the name itself is there: a link to a file that is not */
+  for (int i = 0; files && !is_link && i < MOST_NAMES && (entry = readdir(files)); i++) {
+    is_link = strcmp(entry->d_name, name) == 0;
     const int32_t slips = entry->d_name[0] == '.' ? INT32_MAX : kr_text_distance(name, entry->d_name);
     if (slips > fewest || (slips == fewest && strcmp(entry->d_name, best) >= 0)) continue;
     fewest = slips;
     snprintf(best, sizeof best, "%s", entry->d_name);
   }
   if (files) closedir(files);
-  if (fewest < INT32_MAX) snprintf(text, bytes, "; did you mean %s%s?", slash ? folder : "", best);
+  if (is_link) snprintf(text, bytes, "; %s is a link to a file that is not there", path);
+  else if (fewest < INT32_MAX) snprintf(text, bytes, "; did you mean %s%s?", slash ? folder : "", best);
 }
 
 int32_t kr_fail_open(int reason, const char *path) {

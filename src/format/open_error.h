@@ -9,7 +9,7 @@
  * beside it whose name is most similar. */
 int32_t kr_fail_open(int reason, const char *path);
 
-/* Writes "; did you mean FOLDER/NAME?" or nothing into text. */
+/* Writes "; did you mean FOLDER/NAME?", that PATH is a link to nothing, or nothing into text. */
 void kr_similar_file(const char *path, char *text, size_t bytes);
 
 #endif

@@ -190,7 +190,7 @@ static int32_t read_entries(const kr_header *header, json_t *root, kr_weights *w
 }
 
 /* What is often found in the place of weights, told by how it begins. */
-static int32_t fail_as_other(const unsigned char *bytes, size_t n_bytes, const char *label, uint64_t header_bytes) {
+static int32_t fail_as_other(const unsigned char *bytes, size_t n_bytes, const char *label) {
   static const struct {
     const char *begin, *what;
   } others[] = {{"<!", "a web page, not weights; download the file itself"},
@@ -201,8 +201,7 @@ static int32_t fail_as_other(const unsigned char *bytes, size_t n_bytes, const c
     if (n_bytes >= n && memcmp(bytes, others[i].begin, n) == 0)
       return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is %s", label, others[i].what);
   }
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is neither safetensors (header of %" PRIu64 " bytes) nor a PyTorch file",
-                 label, header_bytes);
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is neither safetensors nor a PyTorch or GGUF file", label);
 }
 
 int32_t kr_safetensors_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
@@ -210,7 +209,7 @@ int32_t kr_safetensors_read(const unsigned char *bytes, size_t n_bytes, const ch
   uint64_t header_bytes = 0;
   for (int i = LENGTH_BYTES - 1; i >= 0; i--) header_bytes = header_bytes << 8 | bytes[i];
   if (bytes[LENGTH_BYTES] != '{' || header_bytes < 2 || header_bytes > MAX_HEADER_BYTES)
-    return fail_as_other(bytes, n_bytes, label, header_bytes);
+    return fail_as_other(bytes, n_bytes, label);
   KR_CHECK(header_bytes <= n_bytes - LENGTH_BYTES, KRAIT_ERR_FILE_READ,
            "%s: the header has %" PRIu64 " bytes, the file only %zu; it is truncated", label, header_bytes, n_bytes);
   json_error_t error;

@@ -158,7 +158,7 @@ with tempfile.TemporaryDirectory() as name:
     # One line for every mistake.
     clean, other = folder / "mono.wav", folder / "noisy.wav"
     shutil.rmtree(folder / "other/a")
-    check_error(2, "there is no /nonexistent", "evaluate", clean, "/nonexistent")
+    check_error(2, "there is no file or folder /nonexistent", "evaluate", clean, "/nonexistent")
     check_error(2, "two files or two folders", "evaluate", folder, clean)
     check_error(2, "no audio files", "evaluate", folder / "clean", folder / "other")
     check_error(2, "give CLEAN and OTHER", "evaluate", clean)

@@ -104,15 +104,15 @@ def errors(film):
     check_error(2, "--weights", "restore", film, "-o", out)
     check_error(2, "--memory", "restore", film, "-o", out, "-w", models, "--memory", "11")
     check_error(1, "need at least", "restore", film, "-o", out, "-w", models, *SIZE, "--memory", "0.5M")
-    check_error(1, "nowhere", "restore", film, "-o", out, "-w", here / "nowhere")
+    check_error(2, "nowhere", "restore", film, "-o", out, "-w", here / "nowhere")
     check_error(2, "--res", "restore", film, "-o", out, "-w", models, "--res", "0x5")
-    check_error(1, "tiles of 32 pixels that overlap by 40", "restore", film, "-o", out, "-w", models, "--tile", "32", "--tile-overlap", "40")
+    check_error(2, "tiles of 32 pixels that overlap by 40", "restore", film, "-o", out, "-w", models, "--tile", "32", "--tile-overlap", "40")
     check_error(2, "steps", "restore", film, "-o", out, "-w", models, "--steps", "0")
     check_error(2, "seed", "restore", film, "-o", out, "-w", models, "--seed", "-1")
     check_error(1, "16 pixels", "restore", film, "-o", out, "-w", models, "--res", "8x8")
-    check_error(1, "sepia", "restore", film, "-o", out, "-w", models, "--colour", "sepia")
-    check_error(1, "overlap", "restore", film, "-o", out, "-w", models, "--frames-per-batch", "5", "--overlap", "5")
-    check_error(1, ".mp4", "restore", film, "-o", here / "never.gif", "-w", models)
+    check_error(2, "sepia", "restore", film, "-o", out, "-w", models, "--colour", "sepia")
+    check_error(2, "overlap", "restore", film, "-o", out, "-w", models, "--frames-per-batch", "5", "--overlap", "5")
+    check_error(2, ".mp4", "restore", film, "-o", here / "never.gif", "-w", models)
     sound = here / "sound.mp4"
     make("-f", "lavfi", "-i", "sine=440", "-t", "0.2", "-c:a", "aac", sound)
     check_error(1, "sound.mp4", "restore", sound, "-o", out, "-w", models)
@@ -124,9 +124,9 @@ def errors(film):
     keys = tiny_seedvr.vae()
     del keys["decoder.conv_in.bias"]
     tiny_seedvr.write(broken / "vae.weights.safetensors", keys, tiny_seedvr.VAE_METADATA, 1)
-    check_error(1, "decoder.conv_in.bias", "restore", film, "-o", out, "-w", broken)
+    check_error(2, "decoder.conv_in.bias", "restore", film, "-o", out, "-w", broken)
     shutil.copy(models / "seedvr2_tiny.safetensors", broken / "seedvr2_other.safetensors")
-    check_error(1, "--dit", "restore", film, "-o", out, "-w", broken)
+    check_error(2, "--dit", "restore", film, "-o", out, "-w", broken)
     check(not out.exists() and not list(here.glob(".never*")), "nothing is left behind")
 
 

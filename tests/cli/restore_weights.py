@@ -129,14 +129,14 @@ def torch_files():
     want = restored(models)
     same("pos_emb.pt and neg_emb.pt", restored(where), want)
     torch_file(where / "pos_emb.pt", torch_tensor(0, (5, 8)), [bytes(160)])
-    check_error(1, "pos_emb.pt: the text's tensor is float32 (5, 8), must be tokens of 40 features", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
+    check_error(2, "pos_emb.pt: the text's tensor is float32 (5, 8), must be tokens of 40 features", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
     (where / "pos_emb.pt").unlink()
-    check_error(1, "has no pos_emb.pt", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
+    check_error(2, "has no pos_emb.pt", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
     state_dict(where / "ema_vae.pth", VAE, values_of(VAE, 1, float))
     (where / "vae.weights.safetensors").unlink()
     done = krait("info", where / "ema_vae.pth", "--json")
     check(done.returncode == 0 and len(json.loads(done.stdout)["tensors"]) == len(VAE), f"ema_vae.pth: {done.stderr!r}")
-    check_error(1, "ema_vae.pth", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")  # without configuration, the published widths
+    check_error(2, "ema_vae.pth", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")  # without configuration, the published widths
 
 
 def q8_0(values):
@@ -189,7 +189,7 @@ def gguf_files(kind, number, n, pack):
     check(got != restored(models), f"{kind}: the picture of the weights before they were in blocks")
     notes[next(iter(notes))] = [3, 5]
     gguf.write_gguf(where / f"seedvr2_ema_3b-{kind}.gguf", {"general.architecture": "seedvr2", **tiny_seedvr.DIT_METADATA, **notes}, tensors)
-    check_error(1, "orig_shape", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
+    check_error(2, "orig_shape", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
 
 
 def verified():

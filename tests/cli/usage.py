@@ -22,6 +22,10 @@ for verb in verbs:
         common = option in ("--help", "--device", "--threads", "--caps", "--tier", "--no-fallback", "--quiet", "--verbose")
         check(option in (manual if common else sections.get(verb, "")), f"docs/krait.1 lacks {verb} {option}")
     helps[verb] = done.stdout.decode()
+    example = helps[verb].rsplit("\nExample: ", 1)[-1]
+    check(example.startswith(f"krait {verb}"), f"{verb} --help ends with no example")
+    for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", example):
+        check(re.search(rf"(^|[ ,]){option}\b", helps[verb], re.M), f"{verb}'s example has {option}, which its help lacks")
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", sections.get(verb, "").split("\n.SH ")[0])):
         check(option in done.stdout.decode(), f"docs/krait.1 has {verb} {option}, which krait {verb} --help lacks")
     usage_error = 64 if verb == "doctor" else 2  # the doctor's 2 is a finding
@@ -60,6 +64,9 @@ with tempfile.TemporaryDirectory() as folder:
     for verb, args in (("enhance", [*CALLS["enhance"], "-o", "x.wav"]), ("live", []), ("verify", ["builtin", FILE]), ("info", ["builtin", "--graph"])):
         check_error(2, "unknown key 'frobnication'", verb, *args, "--set", "frobnication=1", cwd=folder)
     check(not list(pathlib.Path(folder).iterdir()), "a refused call writes nothing")
+reading = (pathlib.Path(__file__).parent.parent.parent / "src" / "base" / "env.c").read_text()
+named = set(re.findall(r"KRAIT_\w+|TMPDIR", manual.split(".SH ENVIRONMENT")[1]))
+check(named == set(re.findall(r'(?:text|number)_of\("(\w+)"\)', reading)), f"docs/krait.1's ENVIRONMENT: {sorted(named)}")
 for line in manual.splitlines():  # a line that starts with a dot or an apostrophe is parsed as a macro, and lost
     check(re.match(r"""\.(\\"|(TH|SH|SS|TP|PP|IP|RS|RE|B|I|BR|RB|BI|IB|RI|IR|nf|fi)( |$))|[^.']|$""", line), f"docs/krait.1: a line that man drops: {line}")
 readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
@@ -88,6 +95,8 @@ DEMO = pathlib.Path(__file__).parent.parent.parent / "demo"
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
     check_error(1, f"did you mean {DEMO}/noisy.flac?", "enhance", DEMO / "nosy.flac", "-o", folder / "x.wav")
+    (folder / "link.wav").symlink_to("nowhere.wav")
+    check_error(1, f"{folder}/link.wav is a link to a file that is not there", "enhance", folder / "link.wav", "-o", folder / "x.wav")
     check_error(2, f"krait enhance {DEMO}/noisy.flac -o {folder}/out.wav", "enhance", DEMO / "noisy.flac", folder / "out.wav")
     check_error(2, "no format has the extension .wva", "enhance", DEMO / "noisy.flac", "-o", folder / "out.wva")
     done = krait("enhance", "-q", DEMO / "noisy.flac", "-o", folder / "out.wav", "--device", "cpu")
