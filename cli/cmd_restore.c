@@ -1,6 +1,7 @@
 /* cmd_restore.c: krait restore: films and pictures, restored by SeedVR: one file, or all of a folder. */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,13 +109,24 @@ static void name_result(const char *in, const char *folder, char *out) {
   const char *slash = strrchr(in, '/'), *name = slash ? slash + 1 : in, *dot = strrchr(name, '.');
   const int stem = (int)(dot && dot > name ? dot - name : (ptrdiff_t)strlen(name));
   const char *end = is_picture_name(in) ? ".png" : dot && strcasecmp(dot, ".mkv") == 0 ? ".mkv" : ".mp4";
-  if (folder) snprintf(out, PATH_BYTES, "%s/%.*s%s", folder, stem, name, end);
+  const int n = folder ? (int)strlen(folder) : 0, has_slash = n > 0 && folder[n - 1] == '/';
+  if (folder) snprintf(out, PATH_BYTES, "%.*s/%.*s%s", n - has_slash, folder, stem, name, end);
   else snprintf(out, PATH_BYTES, "%.*s%.*s_restored%s", slash ? (int)(slash - in + 1) : 0, in, stem, name, end);
 }
 
 static int is_folder(const char *path) {
   struct stat st;
   return path && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static int has_many_files(int n, char *const *files) { return n > 1 || is_folder(files[0]); }
+
+/* Whether PATH is a folder that is there or, for several files and with a '/' at its end, one that can be made. */
+static int names_folder(const char *path, int has_many) {
+  const size_t n = strlen(path);
+  const int may_be = (has_many && !is_film_name(path) && !is_picture_name(path)) || (n && path[n - 1] == '/');
+  struct stat st;
+  return is_folder(path) || (may_be && stat(path, &st) != 0);
 }
 
 /* Of numbered pictures the first stands for all. */
@@ -181,14 +193,22 @@ static int restore_folder(settings *s, const char *folder) {
   return exit_status;
 }
 
+/* 0, or an exit status. */
+static int make_results_folder(const settings *s, int n, char *const *files) {
+  if (!s->out || is_folder(s->out) || !names_folder(s->out, has_many_files(n, files))) return 0;
+  return mkdir(s->out, 0777) == 0
+             ? 0
+             : cli_usage_error("restore", "cannot create the folder %s: %s", s->out, strerror(errno));
+}
+
 static int run_restore(settings *s, int n, char *const *files) {
   krait_ctx *ctx = NULL;
   char out[PATH_BYTES];
   int exit_status = cli_run_open_ctx("restore", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_restorer_open(ctx, &s->models, &s->restorer);
-  exit_status = status < 0 ? cli_report("restore", status) + 1 : 0;
-  for (int i = 0; i < n && status >= 0 && exit_status != 130; i++) {
+  exit_status = status < 0 ? cli_report("restore", status) + 1 : make_results_folder(s, n, files);
+  for (int i = 0, opened = !exit_status; i < n && opened && exit_status != 130; i++) {
     int one;
     if (is_folder(files[i])) one = restore_folder(s, files[i]);
     else {
@@ -225,13 +245,13 @@ static int parse_size(settings *s) {
 }
 
 static int check_settings(settings *s, int n, char *const *files) {
-  const int has_many = n > 1 || is_folder(files[0]);
+  const int has_many = has_many_files(n, files);
   if (!s->models.path)
     return cli_usage_error("restore", "--weights is missing: give the folder with SeedVR's files (docs/RESTORE.md)");
   if (s->o.plot_path && has_many)
     return cli_usage_error("restore", "--plot draws one film or picture; give one");
   if (s->o.plot_path && cli_png_check("restore", "plot", s->o.plot_path) >= 0) return 2;
-  if (s->out && has_many && !is_folder(s->out))
+  if (s->out && has_many && !names_folder(s->out, 1))
     return cli_usage_error("restore", "several files need a folder for the results: --output %s is none", s->out);
   s->o.size = sizeof s->o, s->o.seed = (uint64_t)s->seed, s->o.quality = (int32_t)s->quality;
   s->o.colour = s->colour, s->o.is_padded = s->is_padded, s->o.is_ten_bits = s->is_ten_bits;

@@ -42,9 +42,11 @@ def pictures(film):
     shutil.copy(picture, many / "b.png")
     shutil.copy(film, many / "a.mp4")
     (many / "notes.txt").write_text("not a film")
-    (here / "results").mkdir()
-    done = krait("restore", many, "-o", here / "results", "-w", models, *SIZE, "-q")
+    check_error(2, "several files need a folder", "restore", many, "-o", here / "results.mp4", "-w", models, *SIZE)
+    done = krait("restore", many, "-o", here / "results", "-w", models, *SIZE, "-q")  # makes the folder
     check(done.returncode == 0 and sorted(p.name for p in (here / "results").iterdir()) == ["a.mp4", "b.png"], f"a folder: {done}")
+    done = krait("restore", picture, "-o", f"{here}/one/", "-w", models, *SIZE)
+    check(done.returncode == 0 and (here / "one" / "picture.png").exists() and f"{here}/one/picture.png" in done.stderr.decode(), f"a folder named by its slash: {done}")
     turned = here / "turned.mp4"
     make("-i", film, "-c", "copy", "-metadata:s:v:0", "rotate=90", turned)  # FFmpeg before 6
     if "rotation" not in str(about(turned, "side_data_list:stream_side_data=rotation")):
