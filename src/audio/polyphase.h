@@ -9,8 +9,8 @@
 
 typedef struct kr_polyphase kr_polyphase;
 
-/* The usual one: nearly all that the lower rate holds. */
-#define KR_POLYPHASE_EDGE 0.95
+#define KR_POLYPHASE_EDGE 0.95 /* the usual edge: nearly all that the lower rate holds */
+
 /* The filter is down by 6 dB at `edge` of half the lower rate. Nothing is allocated later as long as at most n_waiting
  * samples of input wait. */
 int32_t kr_polyphase_open(int32_t in_hz, int32_t out_hz, double edge, int64_t n_waiting, kr_polyphase **p);

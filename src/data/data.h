@@ -26,14 +26,14 @@ typedef struct kr_data kr_data;
 typedef struct kr_data_config {
   const char *speech, *speech_dir; /* clean speech: the target */
   const char *noisy, *noisy_dir;   /* the same recordings with real noise, or by a throat microphone, paired by name:
-                                      nothing is mixed in then, unless   noise_proportion says so */
+                                      nothing is mixed in then, unless noise_proportion says so */
   int32_t own_levels; /* 1: the two sides of such a pair are levelled separately (throat microphones), 0: together */
   const char *noise, *noise_dir;
   const char *rir, *rir_dir;       /* room impulse responses */
 
   uint64_t seed;                   /* 2039 */
   int64_t segment, stride, shift;  /* samples: a file gives a piece each stride; an item is segment - shift samples of
-                                      it. 64000, 32000, 32000.  segment 0: whole files (validation) */
+                                      it. 64000, 32000, 32000. segment 0: whole files (validation) */
   int32_t deterministic;           /* noise file and room by index, no shift (validation); 0 */
   int32_t shuffle;                 /* 1 */
   int32_t repeats;                 /* passes over the files per epoch (test_augment_numb); 1 */

@@ -1,9 +1,9 @@
 /* recipe.h: the configuration of a training run: the built-in defaults (recipes/train.yaml), then a file, then
  * settings; later ones override earlier ones value by value.
  *
- *   settings as upstream's command line has them: "+model=primeknet_mamba_masking" and "+dset=taps" put shipped
- *     sections in (a path ending in .yaml: that
- *   file), "batch_size=8" and "train_noise.snr_range=[-5,20]" replace values that are there, "+name=value" adds one.
+ * Settings are as upstream's command line has them: "+model=primeknet_mamba_masking" and "+dset=taps" put shipped
+ * sections in (of a path ending in .yaml, that file), "batch_size=8" and "train_noise.snr_range=[-5,20]" replace values
+ * that are there, "+name=value" adds one.
  *
  * Names with dots reach into sections. Typed getters: null or a missing name gives the fallback; a wrong type or range
  * is KRAIT_ERR_ARGUMENT and a sentence with the name. */

@@ -63,7 +63,8 @@ void kr_op_views(const kr_op *op, kr_view_uses *uses);
 
 enum { KR_MOST_ARGS_BYTES = 4096 };
 
-/* Checks the contract, and runs the first implementation that accepts the call. */
+/* Checks the contract, and runs the first implementation that accepts the call: in one step what public calls, plans
+ * and graphs do in two. */
 int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args);
 int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes);
 /* The implementation that kr_op_run would choose; NULL with a status in *status (may be NULL) and every refusal in the

@@ -93,46 +93,21 @@ static int32_t settings_of(const kr_recipe *recipe, char *text, size_t bytes) {
   return KRAIT_OK;
 }
 
-static int32_t read_options(run *r) {
-  const kr_recipe *c = r->recipe;
-  kr_train_options *o = &r->train;
-  double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
-  int32_t n = 2;
-  const int64_t n_ranks = kr_ranks_n(r->ranks);
-  int64_t recompute;
-  const char *precision, *first;
-  KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
-  KR_TRY(kr_recipe_floats(c, "betas", betas, &n));
-  KR_TRY(kr_recipe_float(c, "weight_decay", o->weight_decay, 0, 10, &o->weight_decay));
-  KR_TRY(kr_recipe_float(c, "max_grad_norm", 0, 0, 1e9, &o->clip));
-  KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
-  KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
-  KR_TRY(kr_recipe_int(c, "discriminator_first", 0, 0, 1000000, &o->discriminator_first));
-  KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
-  KR_TRY(kr_recipe_int(c, "micro_batch", 0, 0, 64, &o->micro_batch));
-  KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
+/* float32 and tf32 say how products round; the 16-bit types are a GPU's. */
+static int32_t read_precision(run *r) {
+  const char *precision;
+  KR_TRY(kr_recipe_text(r->recipe, "precision", "float32", &precision));
   const int32_t halves = strcmp(precision, "float16") == 0    ? KRAIT_F16
                          : strcmp(precision, "bfloat16") == 0 ? KRAIT_BF16
                                                               : 0;
   const int tf32 = halves || strcmp(precision, "tf32") == 0;
   KR_CHECK(tf32 || strcmp(precision, "float32") == 0, KRAIT_ERR_ARGUMENT,
            "precision is '%s', not float32, tf32, float16 or bfloat16", precision);
-  o->tf32 = tf32, o->halves = r->ctx->cuda ? halves : 0, o->recompute = (int)recompute;
-  KR_TRY(kr_recipe_text(c, "update_first", "generator", &first));
-  o->generator_first = strcmp(first, "generator") == 0;
-  KR_CHECK(o->generator_first || strcmp(first, "discriminator") == 0, KRAIT_ERR_ARGUMENT,
-           "update_first is '%s', not generator or discriminator", first);
-  KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
-  KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
-  KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));
-  KR_TRY(kr_recipe_float(c, "warmup_start_factor", 0.1, 0, 1, &r->warmup_start));
-  KR_TRY(kr_recipe_float(c, "eta_min", 1e-6, 0, 1, &r->eta_min));
-  KR_TRY(kr_recipe_int(c, "epochs", 200, 1, 1000000, &r->n_epochs));
-  KR_TRY(kr_recipe_int(c, "batch_size", 4, 1, 64 * n_ranks, &r->B));
-  KR_CHECK(r->B % n_ranks == 0 && r->B / n_ranks <= 64, KRAIT_ERR_ARGUMENT,
-           "batch_size %lld must be a multiple of the number of GPUs, %lld, and at most 64 times as large",
-           (long long)r->B, (long long)n_ranks);
-  r->B /= n_ranks, o->ranks = r->ranks;
+  r->train.tf32 = tf32, r->train.halves = r->ctx->cuda ? halves : 0;
+  return KRAIT_OK;
+}
+
+static int32_t read_loss_weights(run *r) {
   static const struct {
     const char *name;
     int from, to;
@@ -146,11 +121,54 @@ static int32_t read_options(run *r) {
                {"loss.pesq", KR_TERM_PESQ, KR_TERM_PESQ},
                {"loss.si_sdr", KR_TERM_SI_SDR, KR_TERM_SI_SDR},
                {"loss.stoi", KR_TERM_STOI, KR_TERM_STOI}};
+  double *weights = r->train.weights;
   for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
     for (int k = terms[i].from; k <= terms[i].to; k++)
-      KR_TRY(kr_recipe_float(c, terms[i].name, o->weights[k], 0, 1e6, &o->weights[k]));
-  o->beta1 = betas[0], o->beta2 = betas[1], o->seed = (uint64_t)seed, o->discriminator = o->weights[KR_TERM_METRIC] > 0;
+      KR_TRY(kr_recipe_float(r->recipe, terms[i].name, weights[k], 0, 1e6, &weights[k]));
+  r->train.discriminator = weights[KR_TERM_METRIC] > 0;
   return KRAIT_OK;
+}
+
+static int32_t read_schedule(run *r) {
+  const kr_recipe *c = r->recipe;
+  KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
+  KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));
+  KR_TRY(kr_recipe_float(c, "warmup_start_factor", 0.1, 0, 1, &r->warmup_start));
+  KR_TRY(kr_recipe_float(c, "eta_min", 1e-6, 0, 1, &r->eta_min));
+  return kr_recipe_int(c, "epochs", 200, 1, 1000000, &r->n_epochs);
+}
+
+static int32_t read_options(run *r) {
+  const kr_recipe *c = r->recipe;
+  kr_train_options *o = &r->train;
+  double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
+  int32_t n = 2;
+  const int64_t n_ranks = kr_ranks_n(r->ranks);
+  int64_t recompute;
+  const char *first;
+  KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
+  KR_TRY(kr_recipe_floats(c, "betas", betas, &n));
+  KR_TRY(kr_recipe_float(c, "weight_decay", o->weight_decay, 0, 10, &o->weight_decay));
+  KR_TRY(kr_recipe_float(c, "max_grad_norm", 0, 0, 1e9, &o->clip));
+  KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
+  KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
+  KR_TRY(kr_recipe_int(c, "discriminator_first", 0, 0, 1000000, &o->discriminator_first));
+  KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
+  KR_TRY(kr_recipe_int(c, "micro_batch", 0, 0, 64, &o->micro_batch));
+  KR_TRY(read_precision(r));
+  KR_TRY(kr_recipe_text(c, "update_first", "generator", &first));
+  o->generator_first = strcmp(first, "generator") == 0;
+  KR_CHECK(o->generator_first || strcmp(first, "discriminator") == 0, KRAIT_ERR_ARGUMENT,
+           "update_first is '%s', not generator or discriminator", first);
+  KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
+  KR_TRY(read_schedule(r));
+  KR_TRY(kr_recipe_int(c, "batch_size", 4, 1, 64 * n_ranks, &r->B));
+  KR_CHECK(r->B % n_ranks == 0 && r->B / n_ranks <= 64, KRAIT_ERR_ARGUMENT,
+           "batch_size %lld must be a multiple of the number of GPUs, %lld, and at most 64 times as large",
+           (long long)r->B, (long long)n_ranks);
+  r->B /= n_ranks, o->ranks = r->ranks, o->recompute = (int)recompute;
+  o->beta1 = betas[0], o->beta2 = betas[1], o->seed = (uint64_t)seed;
+  return read_loss_weights(r);
 }
 
 static double lr_of(const run *r, int64_t epoch) {

@@ -25,10 +25,6 @@ def scan_flags(B, C, softplus, reverse, A_reverse):
             | (_C_CONSTANT if C is not None and C.dim() == 2 else 0) | (_REVERSE if reverse else 0) | (0 if A_reverse is None else _BOTH))
 
 
-def _n_groups(B, C):
-    return B.shape[1] if B.dim() == 4 else C.shape[1] if C.dim() == 4 else 1
-
-
 def _n_sequences(cu_seqlens):
     return 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
