@@ -69,12 +69,16 @@ named = set(re.findall(r"KRAIT_\w+|TMPDIR", manual.split(".SH ENVIRONMENT")[1]))
 check(named == set(re.findall(r'(?:text|number)_of\("(\w+)"\)', reading)), f"docs/krait.1's ENVIRONMENT: {sorted(named)}")
 for line in manual.splitlines():  # a line that starts with a dot or an apostrophe is parsed as a macro, and lost
     check(re.match(r"""\.(\\"|(TH|SH|SS|TP|PP|IP|RS|RE|B|I|BR|RB|BI|IB|RI|IR|nf|fi)( |$))|[^.']|$""", line), f"docs/krait.1: a line that man drops: {line}")
-readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
-for line in re.findall(r"krait (?:[a-z]+ .*|[a-z]+)$", readme, re.M):
-    verb, line = line.split()[1], line.split("#")[0]
-    if verb in helps:
-        for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", line):
-            check(re.search(rf"(^|[ ,]){option}\b", helps[verb], re.M), f"README.md has krait {verb} {option}, which krait {verb} --help lacks")
+root = pathlib.Path(__file__).parent.parent.parent
+readme = (root / "README.md").read_text()
+n_named = 0
+for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):  # commands in blocks, and in text between backquotes
+    text = page.read_text()
+    for verb, line in re.findall(r"(?:^(?:\$ |    )?|[^`]\| |`)krait ([a-z]+)\b([^\n`|#]*)", text.replace("\\\n", " "), re.M):
+        for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", line) if verb in helps else ():
+            n_named += 1
+            check(re.search(rf"(^|[ ,]){option}\b", helps[verb], re.M), f"{page.name} has krait {verb} {option}, which krait {verb} --help lacks")
+check(n_named > 100, f"only {n_named} options were found in the documents")
 check(all(f"krait {verb}" in readme for verb in verbs if verb != "version"), "README.md names every verb")
 check_error(2, "unknown verb 'frobnicate'", "frobnicate")
 check_error(2, "unknown verb 'enahnce'; did you mean enhance?", "enahnce")
