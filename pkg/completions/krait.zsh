@@ -2,7 +2,7 @@
 # zsh completion for krait: verbs and options come from the program's help.
 local program=$words[1] verb=$words[2] before=$words[CURRENT-1]
 local -a found
-if (( CURRENT == 2 )); then
+if (( CURRENT == 2 )) || [[ $CURRENT == 3 && $verb == help ]]; then
   found=(${(f)"$($program --help 2>/dev/null | sed -n 's/^  \([a-z]*\)  *\(.*\)/\1:\2/p')"})
   _describe verb found
 elif [[ $words[CURRENT] == -* ]]; then
@@ -11,12 +11,15 @@ elif [[ $words[CURRENT] == -* ]]; then
 else
   case $before in
     --device) compadd auto cpu cuda ;;
-    --tier) compadd base ampere hopper ;;
+    --tier) compadd base turing ampere hopper ;;
     --precision) compadd tf32 fp32 ;;
-    --dtype) compadd float32 float16 bfloat16 q8_0 q4_k ;;
+    --dtype) compadd as-stored float32 float16 bfloat16 q8_0 q4_k ;;
     --quantize) compadd q8_0 q4_k ;;
+    --band) compadd whole 16k ;;
+    --chat-format) compadd chatml llama3 granite nemotron ;;
+    --state-dtype) compadd float32 weights ;;
     --colour) compadd wavelet adain lab none ;;
-    bench) compadd primeknet clip data describe generate seedvr train videomamba ${(f)"$($program info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')"} ;;
+    bench) compadd clip data describe generate primeknet restore seedvr train videomamba ${(f)"$($program info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')"} ;;
     *) _files ;;
   esac
 fi

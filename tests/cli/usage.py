@@ -70,6 +70,18 @@ check(named == set(re.findall(r'(?:text|number)_of\("(\w+)"\)', reading)), f"doc
 for line in manual.splitlines():  # a line that starts with a dot or an apostrophe is parsed as a macro, and lost
     check(re.match(r"""\.(\\"|(TH|SH|SS|TP|PP|IP|RS|RE|B|I|BR|RB|BI|IB|RI|IR|nf|fi)( |$))|[^.']|$""", line), f"docs/krait.1: a line that man drops: {line}")
 root = pathlib.Path(__file__).parent.parent.parent
+for shell in ("bash", "zsh"):  # the values that completions offer are named by the help
+    text, everything = (root / "pkg" / "completions" / f"krait.{shell}").read_text(), "\n".join(helps.values())
+    offered = re.findall(r'^ +--([a-z-]+)\) (?:words="|compadd )([^";]*?)"? ;;$', text, re.M)
+    check(len(offered) > 6, f"krait.{shell} offers values of {len(offered)} options")
+    for option, words in offered:
+        described = " ".join(re.findall(rf"--{option} [A-Z].*?(?=\n +(?:-\w, )?--|\n\n)", everything, re.S))
+        for word in words.split():
+            check(word in described.split() or re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", described), f"krait.{shell} offers --{option} {word}, which no help names")
+    benches = re.search(r'bench\) (?:words="|compadd )([a-z ]*)', text)[1].split()
+    for word in benches:
+        check(re.search(rf"\b{word}\b", helps["bench"]), f"krait.{shell}: bench {word}")
+    check("turing" in text and "restore" in benches, f"krait.{shell} lacks a tier or a bench")
 readme = (root / "README.md").read_text()
 n_named = 0
 for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):  # commands in blocks, and in text between backquotes
