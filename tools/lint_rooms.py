@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """lint_rooms.py [BUILD]: checks the layering: ROOMS' include rules, calls reserved to one room, file heads, sizes, paths,
-names in documents, the glossary; and, of a finished build in that folder, that no object file needs a symbol of a room
+names and links in documents, the glossary; and, of a finished build in that folder, that no object file needs a symbol of a room
 that its own may not use."""
 import json, pathlib, re, subprocess, sys
 
@@ -108,6 +108,22 @@ def check_documents():
         for found in set(re.findall(r"`((?:kr|krait|cli)_\w+)(?:\(\))?`", text)):
             if not any(w.startswith(found) for w in words):
                 problems.append(f"{name}: {found} does not exist")
+
+
+def anchors_of(text):
+    """As a reader of the page sees its headings: `## By type and tier` is #by-type-and-tier."""
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def check_links():
+    """Links of documents to files and headings."""
+    for path in (p for p in tracked(".md")):
+        for link, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", path.read_text()):
+            to = path.parent / link if link else path
+            if not to.exists():
+                problems.append(f"{path.relative_to(ROOT)}: the link {link} leads nowhere")
+            elif heading and heading not in anchors_of(to.read_text()):
+                problems.append(f"{path.relative_to(ROOT)}: {link}#{heading} is no heading there")
 
 
 def check_tools():
@@ -233,6 +249,7 @@ def main():
             if MACHINE_PATH.search(line):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
     check_documents()
+    check_links()
     check_tools()
     check_equations()
     check_glossary()

@@ -107,8 +107,13 @@ def run_enhance(options):
     return status
 
 
+_OF_THE_PROGRAM = ("live", "evaluate", "classify", "describe", "restore", "generate", "chat", "score", "verify", "info", "convert", "train", "devices", "warm", "doctor", "selftest",
+                   "bench", "version", "help")
+
+
 def parse(arguments=None):
-    parser = _Parser(prog="python -m krait", description="Without a command: report the library and devices.")
+    parser = _Parser(prog="python -m krait", description="Without a command: report the library and devices.",
+                     epilog="Verbs of the program, if it is in PATH or installed as the package krait_program: %s." % ", ".join(_OF_THE_PROGRAM))
     commands = parser.add_subparsers(dest="command")
     dropin = commands.add_parser("dropin", help="manage drop-in replacement packages").add_subparsers(dest="action", required=True)
     packages = {"nargs": "*", "metavar": "package", "help": "mamba_ssm, causal_conv1d, flash_attn, fla_core (fla), krait_kernels (the *_cuda modules); default: all of these; "
@@ -129,10 +134,6 @@ def parse(arguments=None):
     if options.command == "enhance" and options.second is not None:
         options.refuse("one recording at a time; for its output: python -m krait enhance %s -o %s" % (options.input, options.second))
     return options
-
-
-_OF_THE_PROGRAM = ("live", "evaluate", "classify", "describe", "restore", "generate", "chat", "score", "verify", "info", "convert", "train", "devices", "warm", "doctor", "selftest",
-                   "bench", "version", "help")
 
 
 def find_program():
