@@ -68,10 +68,10 @@ static int64_t item_start(const draw *d, const kr_piece_file *file, int64_t piec
   const kr_data_config *c = d->config;
   if (c->segment == 0) return 0;
   kr_random r = stream(d, FOR_SHIFT);
-  const int64_t start = (piece - file->first) * c->stride, capacity = file->n_samples - start - n;
+  const int64_t start = (piece - file->first) * c->stride, slack = file->n_samples - start - n;
   return start + kr_random_whole(&r, 0,
-                                 capacity <= 0 || c->deterministic ? 0
-                                 : capacity < c->shift             ? capacity
+                                 slack <= 0 || c->deterministic ? 0
+                                 : slack < c->shift             ? slack
                                                                    : c->shift);
 }
 
@@ -250,16 +250,16 @@ static int32_t put_into_room(const draw *d, float *heard, float *clean, int64_t 
   const kr_data_config *c = d->config;
   kr_recordings *rir = d->source->rir;
   if (!rir || d->source->noisy || !kr_random_chance(&r, c->reverb_proportion)) return KRAIT_OK;
-  stretch capacity = {.recording = (int64_t)d->index % kr_recordings_count(rir)};
+  stretch where = {.recording = (int64_t)d->index % kr_recordings_count(rir)};
   int32_t n_channels, status = c->deterministic
-                                   ? kr_recordings_check(rir, capacity.recording, &capacity.length, &n_channels)
+                                   ? kr_recordings_check(rir, where.recording, &where.length, &n_channels)
                                    : KRAIT_ERR_FILE_FORMAT;
-  if (status < 0) KR_TRY(draw_stretch(rir, &r, &capacity));
-  float *response = kr_alloc_array((size_t)capacity.length, sizeof *response);
+  if (status < 0) KR_TRY(draw_stretch(rir, &r, &where));
+  float *response = kr_alloc_array((size_t)where.length, sizeof *response);
   KR_CHECK(response, KRAIT_ERR_NO_MEMORY, "no memory for a room response");
-  status = kr_recordings_read(rir, capacity.recording, capacity.channel, 0, capacity.length, response);
+  status = kr_recordings_read(rir, where.recording, where.channel, 0, where.length, response);
   if (status == KRAIT_OK)
-    status = kr_reverberate(heard, n, response, capacity.length, (int64_t)(c->reverb_early_s * HZ), clean);
+    status = kr_reverberate(heard, n, response, where.length, (int64_t)(c->reverb_early_s * HZ), clean);
   kr_free(response);
   return status;
 }

@@ -283,8 +283,8 @@ static int32_t find_bare_cubin(krait_scan *s, uint64_t from, const kr_scan_regio
     for (size_t i = 0; i + 64 <= n; i += 4) {
       if (memcmp(window + i, "\177ELF\2\1\1", 7) != 0 || kr_le16(window + i + 18) != KR_ELF_CUDA) continue;
       uint64_t sections = kr_le64(window + i + 40) + (uint64_t)kr_le16(window + i + 60) * 64,
-               capacity = r->end - at - i;
-      *found = (kr_fatbin){.offset = at + i, .size = sections > 64 && sections <= capacity ? sections : capacity};
+               left = r->end - at - i;
+      *found = (kr_fatbin){.offset = at + i, .size = sections > 64 && sections <= left ? sections : left};
       return 1;
     }
     at += n < 64 ? n : (n - 60) & ~(size_t)3;

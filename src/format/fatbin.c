@@ -109,10 +109,10 @@ int32_t kr_entry_next(kr_source *source, const kr_fatbin *fatbin, uint64_t *at, 
   if (end - *at < KR_ENTRY_HEADER_BYTES) return fatbin_damage(source, *at, "a container ends inside an entry header");
   KR_TRY(kr_source_read(source, *at, h, sizeof h));
   fill_entry(h, *at, e);
-  uint64_t capacity = end - *at;
-  if (e->header_bytes < KR_ENTRY_HEADER_BYTES || e->header_bytes > capacity)
+  uint64_t left = end - *at;
+  if (e->header_bytes < KR_ENTRY_HEADER_BYTES || e->header_bytes > left)
     return fatbin_damage(source, *at, "an entry with an impossible header size");
-  if (e->payload_bytes > capacity - e->header_bytes)
+  if (e->payload_bytes > left - e->header_bytes)
     return fatbin_damage(source, *at, "an entry that is larger than its container");
   if (e->packed_bytes > e->payload_bytes)
     return fatbin_damage(source, *at, "an entry with more packed bytes than payload");

@@ -19,12 +19,12 @@ enum {
 typedef struct stream {
   kr_source source; /* first: its functions get a pointer to it */
   kr_forward_feed feed;
-  kr_forward_capacity *spare;
+  kr_forward_memory *spare;
   int is_begun;
   uint64_t begin, end; /* the window holds these bytes of the member: a ring of pieces */
   size_t cap;
   int n_starts;
-  kr_forward_capacity at; /* window; head, which stays: headers and string tables are read repeatedly; blocks of recent
+  kr_forward_memory at; /* window; head, which stays: headers and string tables are read repeatedly; blocks of recent
                          small reads: section headers, the dynamic table */
   size_t head_bytes, head_cap;
   uint64_t block_at[N_BLOCKS];
@@ -108,19 +108,19 @@ static int32_t read_forward_stream(kr_source *source, uint64_t offset, void *out
   return KRAIT_OK;
 }
 
-void kr_forward_free_capacity(kr_forward_capacity *capacity) {
-  kr_free(capacity->window);
-  kr_free(capacity->head);
-  kr_free(capacity->blocks);
-  *capacity = (kr_forward_capacity){0};
+void kr_forward_free_memory(kr_forward_memory *memory) {
+  kr_free(memory->window);
+  kr_free(memory->head);
+  kr_free(memory->blocks);
+  *memory = (kr_forward_memory){0};
 }
 
 /* As much as the member has, or the previous member's buffer. A member longer than any window gets three quarters of it
  * (a patched library's section table is 11 MiB before its end), and a head. */
-static int take_room(kr_forward_capacity *spare, uint64_t bytes, kr_forward_capacity *r) {
+static int take_room(kr_forward_memory *spare, uint64_t bytes, kr_forward_memory *r) {
   const size_t cap = bytes <= WINDOW_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : LONG_BYTES;
   *r = *spare;
-  *spare = (kr_forward_capacity){0};
+  *spare = (kr_forward_memory){0};
   if (r->cap < cap) {
     kr_free(r->window);
     r->window = kr_alloc(cap);
@@ -130,14 +130,14 @@ static int take_room(kr_forward_capacity *spare, uint64_t bytes, kr_forward_capa
   return r->window && (r->head || bytes <= WINDOW_BYTES);
 }
 
-int32_t kr_forward_open(kr_forward_capacity *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
+int32_t kr_forward_open(kr_forward_memory *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
                         kr_source **source) {
-  kr_forward_capacity r = {0};
+  kr_forward_memory r = {0};
   stream *s = kr_zalloc(sizeof *s);
   *source = NULL;
   if (!s || !take_room(spare, bytes, &r)) {
     kr_free(s);
-    kr_forward_free_capacity(&r);
+    kr_forward_free_memory(&r);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", name);
   }
   *s = (stream){.source = {.read = read_forward_stream, .size = bytes, .name = name, .fd = -1, .is_forward = 1},
@@ -155,7 +155,7 @@ void *kr_forward_user(kr_source *source) { return ((stream *)source)->feed.user;
 void kr_forward_close(kr_source **source) {
   if (!source || !*source) return;
   stream *s = (stream *)*source;
-  kr_forward_free_capacity(s->spare);
+  kr_forward_free_memory(s->spare);
   *s->spare = s->at;
   kr_free(s);
   *source = NULL;

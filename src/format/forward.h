@@ -8,11 +8,11 @@
 
 enum { KR_FORWARD_WINDOW_BYTES = 16 << 20 };
 
-typedef struct kr_forward_capacity { /* for the next one to take: system calls and fragments of memory for each member
+typedef struct kr_forward_memory { /* for the next one to take: system calls and fragments of memory for each member
                                     would be many */
   uint8_t *window, *head, *blocks;
   size_t cap; /* of the window */
-} kr_forward_capacity;
+} kr_forward_memory;
 
 typedef struct kr_forward_feed {
   void *user;
@@ -21,10 +21,10 @@ typedef struct kr_forward_feed {
 } kr_forward_feed;
 
 /* spare provides the memory, and gets it back at the end: it must outlive the source. name is borrowed. */
-int32_t kr_forward_open(kr_forward_capacity *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
+int32_t kr_forward_open(kr_forward_memory *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
                         kr_source **source);
 void *kr_forward_user(kr_source *source);
 void kr_forward_close(kr_source **source);
-void kr_forward_free_capacity(kr_forward_capacity *capacity);
+void kr_forward_free_memory(kr_forward_memory *memory);
 
 #endif

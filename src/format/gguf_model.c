@@ -24,10 +24,10 @@ typedef struct maker {
   kr_pool *pool; /* or NULL */
 } maker;
 
-static int32_t reserve_slots(const maker *m, const kr_gguf_tensor *t, uint64_t bytes, void *capacity) {
+static int32_t reserve_tensor(const maker *m, const kr_gguf_tensor *t, uint64_t bytes, void *place) {
   void *made = kr_arena_try(m->to->owned, (size_t)bytes + 1);
   KR_CHECK(made, KRAIT_ERR_NO_MEMORY, "%s: no memory for tensor '%s'", m->g->label, t->name);
-  memcpy(capacity, &made, sizeof made);
+  memcpy(place, &made, sizeof made);
   return KRAIT_OK;
 }
 
@@ -66,7 +66,7 @@ static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weig
     return kr_weights_add_blocks(m->to, &(kr_weight_blocks){m->to->n_items - 1, t->type, type->weights, type->bytes,
                                                             widen_to_halves});
   }
-  KR_TRY(reserve_slots(m, t, item.bytes, &halves));
+  KR_TRY(reserve_tensor(m, t, item.bytes, &halves));
   if (!m->to->is_header_only)
     kr_pool_run(m->pool, (int64_t)(item.bytes / 2 / type->weights), GRAIN, widen_blocks,
                 &(widening){t->data, type, halves});
@@ -80,8 +80,8 @@ static int32_t add_q8(const maker *m, const kr_gguf_tensor *t, const char *name)
   int8_t *words;
   uint16_t *scales;
   const kr_gguf_type *type = kr_gguf_type_find(t->type);
-  KR_TRY(reserve_slots(m, t, blocks * 32, &words));
-  KR_TRY(reserve_slots(m, t, blocks * 2, &scales));
+  KR_TRY(reserve_tensor(m, t, blocks * 32, &words));
+  KR_TRY(reserve_tensor(m, t, blocks * 2, &scales));
   for (uint64_t i = 0; i < blocks && !m->to->is_header_only; i++)
     scales[i] = kr_gguf_as_q8(t->type, t->data + i * type->bytes, words + 32 * i);
   snprintf(own, sizeof own, "%.200s.q8_0", name);
@@ -103,7 +103,7 @@ static int32_t add_log(const maker *m, const kr_gguf_tensor *t, const kr_weight 
   kr_weight item = *as;
   float *values;
   FORMAT_CHECK(t->type == KR_GGUF_F32, "%s: tensor '%s' is not of type F32", m->g->label, t->name);
-  KR_TRY(reserve_slots(m, t, item.bytes, &values));
+  KR_TRY(reserve_tensor(m, t, item.bytes, &values));
   for (uint64_t i = 0; i < item.bytes / 4 && !m->to->is_header_only; i++) {
     float a;
     memcpy(&a, t->data + 4 * i, sizeof a);

@@ -39,7 +39,7 @@ struct kr_tar {
   ZSTD_DCtx *zstd;
   uint64_t next, member_at, member_bytes; /* unpacked offsets: of the next header, of the member's bytes */
   char name[MAX_NAME + 1];
-  kr_forward_capacity spare;
+  kr_forward_memory spare;
 };
 
 /* ---- unpacking ---- */
@@ -200,7 +200,7 @@ void kr_tar_close(kr_tar **tar) {
   if (t->has_z) inflateEnd(&t->z);
   if (t->has_bz) BZ2_bzDecompressEnd(&t->bz);
   ZSTD_freeDCtx(t->zstd);
-  kr_forward_free_capacity(&t->spare);
+  kr_forward_free_memory(&t->spare);
   kr_free(t->in);
   kr_free(t);
   *tar = NULL;

@@ -21,7 +21,7 @@ enum { MAX_NAMES = 200000, MAX_RATIO = 1000 };
 
 struct kr_zip {
   zip_t *zip;
-  kr_forward_capacity spare;
+  kr_forward_memory spare;
   uint64_t total_bytes;
   kr_arena *arena;
   kr_names names; /* how many members have a name */
@@ -75,7 +75,7 @@ int32_t kr_zip_open(const char *path, kr_zip **zip) {
 
 void kr_zip_close(kr_zip **zip) {
   if (!zip || !*zip) return;
-  kr_forward_free_capacity(&(*zip)->spare);
+  kr_forward_free_memory(&(*zip)->spare);
   zip_discard((*zip)->zip);
   kr_arena_close(&(*zip)->arena);
   kr_free(*zip);

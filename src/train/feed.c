@@ -14,7 +14,7 @@ enum { N_ROOMS = 2 };
 struct kr_feed {
   kr_data *data;
   kr_pool *pool;
-  kr_batch_capacity rooms[N_ROOMS];
+  kr_batch_buffers rooms[N_ROOMS];
   kr_batch batches[N_ROOMS];
   pthread_mutex_t lock;
   pthread_cond_t changed;
@@ -28,28 +28,28 @@ struct kr_feed {
 /* ---- one batch ---- */
 
 int32_t kr_batch_open(const kr_cuda *cuda, int64_t B, int64_t F, int64_t N, kr_pool *pool,
-                      kr_batch_capacity *capacity) {
+                      kr_batch_buffers *buffers) {
   const int64_t T = 1 + N / ((F - 1) / 2), plane = B * F * T;
   const size_t n = (size_t)(6 * plane + 2 * B * N);
-  *capacity = (kr_batch_capacity){.B = B, .F = F, .T = T, .N = N, .pool = pool};
-  if (cuda && (capacity->noisy = kr_cuda_alloc_host(cuda, n * sizeof(float)))) capacity->cuda = cuda;
-  else capacity->noisy = kr_alloc_array(n, sizeof(float));
-  KR_CHECK(capacity->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
-  capacity->clean = capacity->noisy + B * N, capacity->com_in = capacity->clean + B * N,
-  capacity->com = capacity->com_in + 2 * plane, capacity->mag = capacity->com + 2 * plane,
-  capacity->pha = capacity->mag + plane;
-  return kr_stft_open(2 * (F - 1), (F - 1) / 2, pool, &capacity->stft);
+  *buffers = (kr_batch_buffers){.B = B, .F = F, .T = T, .N = N, .pool = pool};
+  if (cuda && (buffers->noisy = kr_cuda_alloc_host(cuda, n * sizeof(float)))) buffers->cuda = cuda;
+  else buffers->noisy = kr_alloc_array(n, sizeof(float));
+  KR_CHECK(buffers->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
+  buffers->clean = buffers->noisy + B * N, buffers->com_in = buffers->clean + B * N,
+  buffers->com = buffers->com_in + 2 * plane, buffers->mag = buffers->com + 2 * plane,
+  buffers->pha = buffers->mag + plane;
+  return kr_stft_open(2 * (F - 1), (F - 1) / 2, pool, &buffers->stft);
 }
 
-void kr_batch_close(kr_batch_capacity *capacity) {
-  kr_stft_close(&capacity->stft);
-  if (capacity->cuda) kr_cuda_free_host(capacity->cuda, capacity->noisy);
-  else kr_free(capacity->noisy);
-  *capacity = (kr_batch_capacity){0};
+void kr_batch_close(kr_batch_buffers *buffers) {
+  kr_stft_close(&buffers->stft);
+  if (buffers->cuda) kr_cuda_free_host(buffers->cuda, buffers->noisy);
+  else kr_free(buffers->noisy);
+  *buffers = (kr_batch_buffers){0};
 }
 
 static void take_apart(void *user, int64_t begin, int64_t end, int worker) {
-  const kr_batch_capacity *r = user;
+  const kr_batch_buffers *r = user;
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     const float re = r->com[2 * i], im = r->com[2 * i + 1];
@@ -57,7 +57,7 @@ static void take_apart(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-int32_t kr_batch_make(kr_batch_capacity *r, kr_batch *batch) {
+int32_t kr_batch_make(kr_batch_buffers *r, kr_batch *batch) {
   const int64_t plane = r->F * r->T;
   for (int64_t b = 0; b < r->B; b++) {
     KR_TRY(kr_stft_forward(r->stft, r->noisy + b * r->N, r->N, 0.3, r->com_in + 2 * b * plane));

@@ -9,19 +9,19 @@
 #include "trainer.h"
 
 /* Buffers for one batch, and its transform. */
-typedef struct kr_batch_capacity {
+typedef struct kr_batch_buffers {
   int64_t B, F, T, N;
   float *noisy, *clean, *com_in, *com, *mag, *pha;
   const kr_cuda *cuda; /* whose host memory the buffers are in; NULL: ordinary memory */
   kr_pool *pool;
   kr_stft *stft;
-} kr_batch_capacity;
+} kr_batch_buffers;
 /* Spectra of F bins, hops of (F - 1) / 2 samples; pool is kept, not owned. For steps on a GPU (cuda) the buffers are
  * such as the driver copies from directly. */
-int32_t kr_batch_open(const kr_cuda *cuda, int64_t B, int64_t F, int64_t N, kr_pool *pool, kr_batch_capacity *capacity);
-void kr_batch_close(kr_batch_capacity *capacity);
+int32_t kr_batch_open(const kr_cuda *cuda, int64_t B, int64_t F, int64_t N, kr_pool *pool, kr_batch_buffers *buffers);
+void kr_batch_close(kr_batch_buffers *buffers);
 /* From noisy and clean, (B,N): the batch points into the buffers. */
-int32_t kr_batch_make(kr_batch_capacity *capacity, kr_batch *batch);
+int32_t kr_batch_make(kr_batch_buffers *buffers, kr_batch *batch);
 
 typedef struct kr_feed kr_feed;
 /* Starts at the position set by kr_data_begin; the data belong to the feed until it is closed. */

@@ -51,7 +51,7 @@ typedef struct run {
   kr_ranks *ranks; /* NULL: alone */
   int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
   double lr_decay, eta_min, warmup_start;
-  kr_batch_capacity capacity; /* for validation, and for timed steps */
+  kr_batch_buffers buffers; /* for validation, and for timed steps */
   kr_batch batch;     /* of the step */
   int64_t begun_ns, begun_step, saved_step; /* saved_step: the step of the folder's checkpoint; 0: none */
   kr_saver *saver;
@@ -245,10 +245,10 @@ static int32_t validate(run *r, double *mean) {
   for (int64_t k = 0; k < n; k++) {
     for (int64_t b = 0; b < r->B; b++) {
       int64_t length;
-      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->capacity.noisy + b * r->N,
-                          r->capacity.clean + b * r->N, &length));
+      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->buffers.noisy + b * r->N,
+                          r->buffers.clean + b * r->N, &length));
     }
-    KR_TRY(kr_batch_make(&r->capacity, &batch));
+    KR_TRY(kr_batch_make(&r->buffers, &batch));
     KR_TRY(kr_trainer_validate(r->trainer, &batch, &step, NULL));
     sum += step.total;
   }
@@ -565,7 +565,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->capacity));
+  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->buffers));
   if (r->train.discriminator) KR_TRY(kr_scorer_open(kr_pool_size(r->ctx->pool), &r->scorer));
   KR_TRY(kr_saver_open(&r->saver));
   KR_TRY(kr_ranks_join(r->ranks, r->ctx));
@@ -593,7 +593,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
 }
 
 static void close_run(run *r) {
-  kr_feed_close(&r->feed), kr_scorer_close(&r->scorer), kr_batch_close(&r->capacity), kr_saver_close(&r->saver);
+  kr_feed_close(&r->feed), kr_scorer_close(&r->scorer), kr_batch_close(&r->buffers), kr_saver_close(&r->saver);
   kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_config_close(&r->config);
   kr_free(r->config_json), kr_free(r->recipe_json);
   if (r->log) fclose(r->log);
@@ -666,7 +666,7 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
 
 /* ---- times ---- */
 
-static void draw_batch(kr_batch_capacity *r, kr_batch *batch) {
+static void draw_batch(kr_batch_buffers *r, kr_batch *batch) {
   const int64_t plane = r->B * r->F * r->T;
   uint32_t state = 1;
   for (int64_t i = 0; i < 4 * plane; i++)
@@ -698,7 +698,7 @@ static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps,
   kr_step step;
   KR_TRY(kr_trainer_open(r->ctx, config, &r->train, r->B, r->T, &r->trainer));
   KR_TRY(kr_trainer_draw_weights(r->trainer));
-  draw_batch(&r->capacity, &batch);
+  draw_batch(&r->buffers, &batch);
   *seconds = INFINITY, *bytes = kr_trainer_bytes(r->trainer);
   for (int64_t k = 0; k < n_steps + 2; k++) { /* the first two load kernels and capture graphs */
     const int64_t begun = kr_clock_ns();
@@ -723,7 +723,7 @@ static int32_t time_both(run *r, kr_weights **weights, kr_train_times *times,
   KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->capacity));
+  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->buffers));
   times->batch = r->B, times->frames = r->T;
   r->train.discriminator_first = 0; /* those steps are the shorter ones */
   if (r->train.discriminator)

@@ -24,15 +24,15 @@ static int32_t check_rules(const krait_lm_sampling *r) {
 int32_t kr_sampler_open(kr_sampler *s, const krait_lm_sampling *rules, int64_t n_tokens) {
   *s = (kr_sampler){.rules = *rules, .state = rules->seed, .n = n_tokens};
   KR_TRY(check_rules(rules));
-  s->capacity = kr_alloc_array((size_t)n_tokens, sizeof *s->capacity);
+  s->candidates = kr_alloc_array((size_t)n_tokens, sizeof *s->candidates);
   s->seen = kr_alloc_array((size_t)n_tokens, 1);
-  if (s->capacity && s->seen) return KRAIT_OK;
+  if (s->candidates && s->seen) return KRAIT_OK;
   kr_sampler_close(s);
   return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to choose from %lld tokens", (long long)n_tokens);
 }
 
 void kr_sampler_close(kr_sampler *s) {
-  kr_free(s->capacity);
+  kr_free(s->candidates);
   kr_free(s->seen);
   *s = (kr_sampler){0};
 }
@@ -151,7 +151,7 @@ static int are_numbers(const float *logits, int64_t n) {
 
 int32_t kr_sampler_draw(kr_sampler *s, const float *logits) {
   const krait_lm_sampling *r = &s->rules;
-  kr_candidate *c = s->capacity;
+  kr_candidate *c = s->candidates;
   if (!are_numbers(logits, s->n)) return KR_NOT_FINITE;
   if (r->temperature == 0 || r->top_k == 1) return likeliest(s, logits);
   int64_t n = 0;

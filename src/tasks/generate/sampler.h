@@ -12,7 +12,7 @@ typedef struct kr_candidate {
 typedef struct kr_sampler {
   krait_lm_sampling rules;
   uint64_t state; /* of the random number generator */
-  kr_candidate *capacity;
+  kr_candidate *candidates;
   uint8_t *seen; /* per token: it has occurred before */
   int64_t n;     /* tokens */
 } kr_sampler;

@@ -72,16 +72,16 @@ static void pack_conv_norm(conv *k, int64_t r) {
 }
 
 /* The frame's positions, contiguous and zero-padded. */
-static const float *conv_norm_frame_of(const conv *k, int64_t b, int64_t w, float *capacity) {
+static const float *conv_norm_frame_of(const conv *k, int64_t b, int64_t w, float *padded) {
   const kr_conv_norm_args *a = k->a;
   const float *x = (const float *)a->x.data + kr_at4(&a->x, b, 0, w, 0);
   const int64_t edge = margin(a) * a->C, inside = a->H * a->C;
   if (is_contiguous(a)) return x;
-  memset(capacity, 0, (size_t)edge * sizeof *capacity),
-      memset(capacity + edge + inside, 0, (size_t)edge * sizeof *capacity);
+  memset(padded, 0, (size_t)edge * sizeof *padded),
+      memset(padded + edge + inside, 0, (size_t)edge * sizeof *padded);
   for (int64_t h = 0; h < a->H; h++)
-    memcpy(capacity + edge + h * a->C, x + h * a->x.stride[1], (size_t)a->C * sizeof *capacity);
-  return capacity + edge;
+    memcpy(padded + edge + h * a->C, x + h * a->x.stride[1], (size_t)a->C * sizeof *padded);
+  return padded + edge;
 }
 
 static void convolve_range(void *user, int64_t begin, int64_t end, int worker) {
