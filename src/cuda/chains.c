@@ -11,23 +11,23 @@
 #include "status.h"
 
 enum {
-  MOST_ROWS = 128,
+  MOST_KEPT = 128,
   QUICK_DRIVER = 12060 /* constant launch time for graphs that are straight chains */
 };
 
-typedef struct row {
+typedef struct kept_chain {
   void *stream, *functions[KR_MOST_LAUNCHES];
   uint64_t last_use;
   int n;
   void *graph, *instance, *nodes[KR_MOST_LAUNCHES];
-} row;
+} kept_chain;
 
 struct kr_chains {
   const kr_driver *driver;
   pthread_mutex_t lock;
   uint64_t n_uses;
-  int n_rows;
-  row rows[MOST_ROWS];
+  int n_kept;
+  kept_chain kept[MOST_KEPT];
 };
 
 int32_t kr_chains_open(const kr_driver *d, kr_chains **chains) {
@@ -44,7 +44,7 @@ int32_t kr_chains_open(const kr_driver *d, kr_chains **chains) {
 }
 
 /* Forces the next launch to rebuild it. */
-static void forget(const kr_driver *d, row *r) {
+static void forget(const kr_driver *d, kept_chain *r) {
   if (r->instance) d->GraphExecDestroy(r->instance);
   if (r->graph) d->GraphDestroy(r->graph);
   r->instance = r->graph = NULL;
@@ -53,35 +53,35 @@ static void forget(const kr_driver *d, row *r) {
 void kr_chains_close(kr_chains **chains) {
   kr_chains *c = *chains;
   if (!c) return;
-  for (int i = 0; i < c->n_rows; i++) forget(c->driver, &c->rows[i]);
+  for (int i = 0; i < c->n_kept; i++) forget(c->driver, &c->kept[i]);
   pthread_mutex_destroy(&c->lock);
   kr_free(c);
   *chains = NULL;
 }
 
 /* The graph of these kernels on this stream, else a new one, else that length's least recently used; NULL: none. */
-static row *row_of(kr_chains *c, void *stream, void *const *functions, int n) {
-  row *oldest = NULL;
-  for (int i = 0; i < c->n_rows; i++) {
-    row *r = &c->rows[i];
+static kept_chain *kept_of(kr_chains *c, void *stream, void *const *functions, int n) {
+  kept_chain *oldest = NULL;
+  for (int i = 0; i < c->n_kept; i++) {
+    kept_chain *r = &c->kept[i];
     if (r->n != n) continue;
     if (r->stream == stream && memcmp(r->functions, functions, (size_t)n * sizeof *functions) == 0) return r;
     if (!oldest || r->last_use < oldest->last_use) oldest = r;
   }
-  row *r = c->n_rows < MOST_ROWS ? &c->rows[c->n_rows++] : oldest;
+  kept_chain *r = c->n_kept < MOST_KEPT ? &c->kept[c->n_kept++] : oldest;
   if (!r) return NULL;
   r->stream = stream, r->n = n;
   memcpy(r->functions, functions, (size_t)n * sizeof *functions);
   return r;
 }
 
-static kr_cu_kernel_node node_of(const row *r, const kr_chain *chain, int i, void **parameters) {
+static kr_cu_kernel_node node_of(const kept_chain *r, const kr_chain *chain, int i, void **parameters) {
   const kr_grid *g = &chain->launches[i].grid;
   return (kr_cu_kernel_node){r->functions[i], g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,
                              parameters,      NULL};
 }
 
-static kr_cu_result build(const kr_driver *d, row *r, const kr_chain *chain) {
+static kr_cu_result build(const kr_driver *d, kept_chain *r, const kr_chain *chain) {
   kr_cu_result result = d->GraphCreate(&r->graph, 0);
   for (int i = 0; i < chain->n && !result; i++) {
     void *parameters[] = {(void *)chain->launches[i].args};
@@ -92,7 +92,7 @@ static kr_cu_result build(const kr_driver *d, row *r, const kr_chain *chain) {
 }
 
 /* The caller may be capturing a graph on another stream, which forbids its thread to allocate. */
-static kr_cu_result build_aside(const kr_driver *d, row *r, const kr_chain *chain) {
+static kr_cu_result build_aside(const kr_driver *d, kept_chain *r, const kr_chain *chain) {
   int mode = KR_CU_CAPTURE_RELAXED;
   const int aside = d->ThreadExchangeStreamCaptureMode && d->ThreadExchangeStreamCaptureMode(&mode) == 0;
   const kr_cu_result result = build(d, r, chain);
@@ -100,7 +100,7 @@ static kr_cu_result build_aside(const kr_driver *d, row *r, const kr_chain *chai
   return result;
 }
 
-static kr_cu_result replace(const kr_driver *d, row *r, const kr_chain *chain) {
+static kr_cu_result replace(const kr_driver *d, kept_chain *r, const kr_chain *chain) {
   kr_cu_result result = 0;
   for (int i = 0; i < chain->n && !result; i++) {
     void *parameters[] = {(void *)chain->launches[i].args};
@@ -116,7 +116,7 @@ int kr_chains_launch(kr_chains *c, const kr_chain *chain, void *const *functions
   int recording = 0;
   if (d->StreamIsCapturing(stream, &recording) || recording) return 0;
   pthread_mutex_lock(&c->lock);
-  row *r = row_of(c, stream, functions, chain->n);
+  kept_chain *r = kept_of(c, stream, functions, chain->n);
   kr_cu_result result = !r ? 1 : r->instance ? replace(d, r, chain) : build_aside(d, r, chain);
   if (!result) result = d->GraphLaunch(r->instance, stream);
   if (r) r->last_use = ++c->n_uses;

@@ -41,9 +41,9 @@ static char *take_word(char **rest) {
 static void add_row(krait_tables *t, const char *section, char *line) {
   doc_table_line *row = kr_list_push(t->arena, &t->rows);
   row->section = section;
-  for (int i = 0; i < KR_ROW_COLUMNS; i++) row->column[i] = "";
-  for (int i = 0; i < KR_ROW_COLUMNS && line; i++) {
-    char *bar = i + 1 < KR_ROW_COLUMNS ? strchr(line, '|') : NULL;
+  for (int i = 0; i < KR_LINE_COLUMNS; i++) row->column[i] = "";
+  for (int i = 0; i < KR_LINE_COLUMNS && line; i++) {
+    char *bar = i + 1 < KR_LINE_COLUMNS ? strchr(line, '|') : NULL;
     if (bar) *bar = '\0';
     row->column[i] = line;
     line = bar ? bar + 1 : NULL;

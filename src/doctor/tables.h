@@ -1,4 +1,4 @@
-/* tables.h: the doctor's knowledge as rows and rules, parsed from the embedded text or a given one; and versions. */
+/* tables.h: the doctor's knowledge as lines and rules, parsed from the embedded text or a given one; and versions. */
 #ifndef KR_TABLES_H
 #define KR_TABLES_H
 
@@ -6,11 +6,11 @@
 
 #include "arena.h"
 
-enum { KR_ROW_COLUMNS = 9, KR_MAX_FIXES = 8, KR_MAX_SAYS = 8 };
+enum { KR_LINE_COLUMNS = 9, KR_MAX_FIXES = 8, KR_MAX_SAYS = 8 };
 
 typedef struct doc_table_line {
   const char *section;
-  const char *column[KR_ROW_COLUMNS]; /* "" if absent */
+  const char *column[KR_LINE_COLUMNS]; /* "" if absent */
 } doc_table_line;
 
 enum { KR_ERROR = 0, KR_WARN = 1, KR_INFO = 2 };
@@ -46,7 +46,7 @@ struct krait_tables {
 };
 
 const kr_rule *kr_tables_rule(const krait_tables *tables, const char *id); /* NULL: not in these tables */
-/* The first row at or after *at of a section; NULL at the end. *at starts at 0. */
+/* The first line at or after *at of a section; NULL at the end. *at starts at 0. */
 const doc_table_line *kr_tables_next(const krait_tables *tables, const char *section, size_t *at);
 const doc_table_line *kr_tables_find(const krait_tables *tables, const char *section, const char *first_column);
 

@@ -32,10 +32,10 @@ uint64_t kr_graph_impl_scratch(const kr_graph_impl *impl, const krait_ctx *ctx, 
 
 /* kr_NAME and kr_NAME_scratch, an implementation of kr_op_OP_OF (op_list.h). */
 #define KR_GRAPH_IMPL(name, op_of, record, type, flags_of)                                                        \
-  static const kr_graph_impl name##_row = {&kr_op_##op_of, record, type, flags_of};                               \
-  int32_t kr_##name(const krait_ctx *ctx, const void *args) { return kr_graph_impl_run(&name##_row, ctx, args); } \
+  static const kr_graph_impl name##_made = {&kr_op_##op_of, record, type, flags_of};                               \
+  int32_t kr_##name(const krait_ctx *ctx, const void *args) { return kr_graph_impl_run(&name##_made, ctx, args); } \
   uint64_t kr_##name##_scratch(const krait_ctx *ctx, const void *args) {                                         \
-    return kr_graph_impl_scratch(&name##_row, ctx, args);                                                         \
+    return kr_graph_impl_scratch(&name##_made, ctx, args);                                                         \
   }
 
 #endif

@@ -52,7 +52,7 @@ static int32_t find_lives(kr_graph *g) {
 
 /* ---- rows ---- */
 
-static int32_t choose_row(kr_graph *g, kr_node *node) {
+static int32_t choose_impl(kr_graph *g, kr_node *node) {
   int32_t status = KRAIT_OK;
   if (g->flags & KR_PLAN_TF32 && node->op == &kr_op_gemm) ((kr_call *)node->args)->flags |= KRAIT_GEMM_TF32;
   node->impl = g->flags & KR_PLAN_REFERENCE ? &node->op->impls[node->op->n_impls - 1]
@@ -249,7 +249,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   KR_TRY(find_lanes(g));
   keep_indices(g);
   for (size_t n = 0; n < g->nodes.n; n++)
-    if (!KR_NODE(g, n)->dead) KR_TRY(choose_row(g, KR_NODE(g, n)));
+    if (!KR_NODE(g, n)->dead) KR_TRY(choose_impl(g, KR_NODE(g, n)));
   KR_TRY(find_ahead(g));
   return lay_out_graph_plan(g);
 }
