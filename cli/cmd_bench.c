@@ -221,7 +221,7 @@ int cmd_bench(int argc, char **argv) {
   int first;
   settings s = {.batch = 1, .n_runs = 5, .n_prompt = 1024, .n_tokens = 32, .model.size = sizeof s.model};
   const cli_option options[] = {
-      CLI_TEXT("weights", 0, "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
+      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
       CLI_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "batch size: windows, or for generate sequences (default: 1)"),
       CLI_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000,
                 "primeknet: frames per window, 160 per second of audio (default: 321); seedvr: frames of the clip "

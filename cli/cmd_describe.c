@@ -118,7 +118,7 @@ int cmd_describe(int argc, char **argv) {
   settings s = {.telling = {CLI_TELLING_UNSET}};
   const cli_option options[] = {
       CLI_TEXT("weights", 'w', "DIR", &s.weights, "folder of Mobile-VideoGPT: config.json, weights, tokenizer.json"),
-      CLI_TEXT("frames", 0, "FILE.png", &s.frames,
+      CLI_TEXT("frames", 0, "PNG", &s.frames,
                "write the frames used as a contact sheet; those that the video tower saw have an orange border"),
       CLI_SWITCH("force", 'f', &s.force, "replace the file of --frames if it exists"),
       CLI_TELLING_OPTIONS(&s.telling, "", "1024"),
