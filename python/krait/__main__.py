@@ -26,13 +26,15 @@ def _report_torch():
 
 
 def _cuda_devices():
-    """(index, context or error message) per GPU that the driver reports, at most 16."""
+    """(name, text) per GPU that the driver reports, at most 16; without any, why."""
     for index in range(16):
         try:
-            yield index, _load.cuda_context(index)
+            yield "cuda:%d" % index, _load.caps_text(_load.lib().krait_ctx_caps(_load.cuda_context(index)))
         except _load.KraitError as error:
-            if index == 0 or error.status != _load.constant("KRAIT_ERR_NO_DEVICE"):
-                yield index, str(error)
+            is_there = error.status not in (_load.constant("KRAIT_ERR_NO_DEVICE"), _load.constant("KRAIT_ERR_DRIVER_MISSING"))
+            text = str(error)[len("krait: "):]
+            if is_there or index == 0:
+                yield ("cuda:%d" % index, text) if is_there else ("gpu", "none usable: %s" % text)
             return
 
 
@@ -44,8 +46,8 @@ def report():
         _say("library", error)
         return 1
     _say("cpu", _load.caps_text(_load.lib().krait_cpu_caps()))
-    for index, context in _cuda_devices():
-        _say("cuda:%d" % index, context if isinstance(context, str) else _load.caps_text(_load.lib().krait_ctx_caps(context)))
+    for name, text in _cuda_devices():
+        _say(name, text)
     _report_torch()
     named = {modules[0] for name, (_, modules, _) in _dropin.PACKAGES.items() if name != _dropin.KERNELS}
     for module in _dropin.MODULES:
