@@ -149,7 +149,8 @@ int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point,
                          void *stream); /* later work on this stream waits for the mark on another */
 int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds);
 
-/* Makes the device's context current on this thread; pairs nest. Implementations need not: launches and copies do it. */
+/* Makes the device's context current on this thread; pairs nest. Implementations need not: launches and copies do
+ * it. */
 int32_t kr_cuda_begin(const kr_cuda *cuda);
 void kr_cuda_end(const kr_cuda *cuda);
 
