@@ -471,22 +471,72 @@ KR_DEV int stops(const kr_mamba3_params &f, int b, int64_t span) {
   return end == f.L || (f.cu_seqlens.data && offset_at(f, token_at(f, b, t0).row + 1) <= end);
 }
 
+/* The bound in a span that its first token's sequence goes on behind, or -1; t: the first token behind it. */
+KR_DEV int64_t bound_in(const kr_mamba3_bwd_params &p, int b, int64_t span, int64_t &t) {
+  const kr_mamba3_params &f = p.f;
+  const token at = token_at(f, b, span * SPAN);
+  const int64_t end = f.cu_seqlens.data ? offset_at(f, at.row + 1) : f.L, left = -at.block & (p.each_bound - 1);
+  t = at.t + left;
+  return p.crossing && left < SPAN && t < end && t > at.start ? (at.block + left) / p.each_bound - 1 : -1;
+}
+
+KR_DEV float sum_psi(const kr_mamba3_bwd_params &p, int64_t unit, int m, int64_t begin, int64_t end, float sum) {
+  for (int64_t t = begin; t < end; t++) sum += p.psi[(unit * p.f.L + t) * p.f.M + m];
+  return sum;
+}
+KR_DEV float crossing_at(const kr_mamba3_bwd_params &p, int64_t unit, int m, int64_t bound) {
+  return p.crossing[(unit * p.n_bounds + bound) * p.f.M + m];
+}
+
+/* What the gradients of a sequence's states behind its last token add to its sums of psi, whatever their first token:
+ * of the last bound's sum what does not cross it. */
+KR_DEV float sum_of_finals(const kr_mamba3_bwd_params &p, int64_t unit, int m, const token &at) {
+  const kr_mamba3_params &f = p.f;
+  const float angle = angles_behind(p, at.row, (int)(unit % f.H), m);
+  if (!p.dfinal_states.data && !p.dfinal_B.data) return angle;
+  const int64_t end = f.cu_seqlens.data ? offset_at(f, at.row + 1) : f.L, last = at.block + end - 1 - at.t,
+                from = end - 1 - (last & (p.each_bound - 1));
+  return sum_psi(p, unit, m, from, end, angle) - crossing_at(p, unit, m, last / p.each_bound - 1);
+}
+
+/* The same of sequence `row`, kept. */
+typedef struct finals {
+  int row;
+  float sum;
+} finals;
+
+/* The sum of psi from a span's first token on, as states have it; infinity if they do not. */
+KR_DEV float sum_from(const kr_mamba3_bwd_params &p, int b, int64_t unit, int64_t span, int m, finals &kept) {
+  int64_t t;
+  const int64_t bound = bound_in(p, b, span, t);
+  if (bound < 0) return kr_bits_to_float(0x7f800000u);
+  const token at = token_at(p.f, b, t);
+  if (at.row != kept.row) kept = finals{at.row, sum_of_finals(p, unit, m, at)};
+  return sum_psi(p, unit, m, span * SPAN, t, crossing_at(p, unit, m, bound) + kept.sum);
+}
+
 /* The sum over spans back from `end` to `begin`, onto `sum`; leaves (PUTS) what is behind each. Returns whether it
  * stops. */
 template <int PUTS>
-KR_DEV int sum_later(const kr_mamba3_params &f, int b, float *at, int64_t begin, int64_t end, float &sum) {
+KR_DEV int sum_later(const kr_mamba3_bwd_params &p, int b, int64_t unit, int m, int64_t begin, int64_t end,
+                     float &sum) {
   enum { AHEAD = 8 };
+  const kr_mamba3_params &f = p.f;
+  float *const at = p.later + span_of(f, unit, 0) + m;
+  finals kept = {-1, 0};
   int is_new = 0;
   for (int64_t last = end - 1; last >= begin; last -= AHEAD) {
-    float own[AHEAD];
+    float own[AHEAD], known[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) own[i] = last - i >= begin ? at[(last - i) * f.M] : 0;
 #pragma unroll
+    for (int i = 0; i < AHEAD; i++) known[i] = last - i >= begin ? sum_from(p, b, unit, last - i, m, kept) : 0;
+#pragma unroll
     for (int i = 0; i < AHEAD; i++) {
       if (last - i < begin) continue;
-      const int is_last = stops(f, b, last - i);
+      const int is_last = stops(f, b, last - i), is_known = kr_fma(known[i], 0.0f, 0.0f) == 0;
       if (PUTS) at[(last - i) * f.M] = sum;
-      sum = is_last ? own[i] : sum + own[i], is_new |= is_last;
+      sum = is_known ? known[i] : is_last ? own[i] : sum + own[i], is_new |= is_last || is_known;
     }
   }
   return is_new;
@@ -501,17 +551,16 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_later(const kr_mamba3_bwd_params 
                 begin = warp * each, end = begin + each < f.n_spans ? begin + each : f.n_spans;
   const int b = (int)(unit / f.H), lane = kr_thread() & 31;
   for (int m = lane; m - lane < f.M; m += 32) {
-    float *const at = p.later + span_of(f, unit, 0) + m;
     float sum = 0;
     int is_new = 0;
     kr_sync();
-    if (m < f.M) is_new = sum_later<0>(f, b, at, begin, end, sum);
+    if (m < f.M) is_new = sum_later<0>(p, b, unit, m, begin, end, sum);
     sums[warp][lane] = sum;
     if (lane == 0) are_new[warp] = is_new;
     kr_sync();
     sum = 0;
     for (int w = WARPS - 1; w > warp; w--) sum = are_new[w] ? sums[w][lane] : sum + sums[w][lane];
-    if (m < f.M) sum_later<1>(f, b, at, begin, end, sum);
+    if (m < f.M) sum_later<1>(p, b, unit, m, begin, end, sum);
   }
 }
 

@@ -22,6 +22,9 @@ static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3
                        ranked_matrices_kernel[2][3] = KR_MAMBA3_BY_RANKS("kr_mamba3_matrices"),
                        sums_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_sums"),
                        later_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_later"),
+                       crossing_kernel[3] = {{NULL, NULL},
+                                             {"mamba3_crossing_f16", "kr_mamba3_crossing"},
+                                             {"mamba3_crossing_bf16", "kr_mamba3_crossing"}},
                        steps_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_steps"),
                        initial_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_initial"),
                        add_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_add");
@@ -46,7 +49,7 @@ typedef struct gradient {
   int has_kept;               /* states, output before the gate and so on are those of the forward call */
   kr_mamba3_inner_params *inner; /* or absent: chunks by mamba3_inner.cu; set when the SSD's gradient runs */
   uint64_t at; /* of the SSD's scratch */
-  int type;
+  int type, which;
 } gradient;
 
 static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
@@ -110,6 +113,7 @@ static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type)
   p->psi = kr_mamba3_take(scratch, &at, tokens * f->M, each);
   p->later = kr_mamba3_take(scratch, &at, units * f->n_spans * f->M, each);
   p->slopes = kr_mamba3_take(scratch, &at, tokens, each);
+  p->crossing = p->n_bounds ? kr_mamba3_take(scratch, &at, units * p->n_bounds * f->M, each) : NULL;
   p->biases = kr_mamba3_take(scratch, &at, (int64_t)f->B * f->n_tiles * f->H * 2 * f->R * f->N, each);
   p->factors = kr_mamba3_take(scratch, &at, (int64_t)p->n_factors * f->H * p->n_parts, each);
   return at;
@@ -136,13 +140,22 @@ static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_ar
   return s;
 }
 
-static gradient gradient_of(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_bwd_args *a,
-                            char *scratch) {
-  gradient g = {.in = KR_MAMBA3_INPUTS(a)};
+/* How many bounds' sums of angles' shares states give. */
+static int32_t count_bounds(const kr_mamba3_core *core, const kr_mamba3_bwd_params *p) {
+  const kr_mamba3_params *const f = &p->f;
+  const int64_t blocks = f->n_rows / f->ranks;
+  return core->ssd_bwd_made && f->N <= KR_MAMBA3_WALK_N && blocks ? (int32_t)((blocks - 1) / p->each_bound) : 0;
+}
+
+static gradient gradient_of(const krait_ctx *ctx, int which, const kr_mamba3_bwd_args *a, char *scratch) {
+  const kr_mamba3_core *const core = kr_mamba3_core_of(which);
+  gradient g = {.in = KR_MAMBA3_INPUTS(a), .which = which};
   g.type = kr_mamba3_row_type(core, &g.in);
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
   view_tensors(&g.p, a);
   be_plain(ctx, core, &g.in, &g.p, g.type);
+  g.p.each_bound = has_inner(ctx, &g.p) ? 2 * KR_MAMBA3_CHUNK : KR_MAMBA3_CHUNK;
+  g.p.n_bounds = count_bounds(core, &g.p);
   g.at = place_gradient(&g.p, scratch, g.type);
   if (g.p.f.is_walked) {
     g.walk = kr_mamba3_walk_of(ctx, &g.p.f, scratch, &g.at);
@@ -158,7 +171,7 @@ static gradient gradient_of(const krait_ctx *ctx, const kr_mamba3_core *core, co
 
 static const char *refuse_gradient(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  const gradient g = gradient_of(ctx, core, args, kr_mamba3_nowhere());
+  const gradient g = gradient_of(ctx, which, args, kr_mamba3_nowhere());
   const char *why = kr_mamba3_refuse(core, &g.in);
   if (!why && !g.p.f.is_direct) why = core->ssd.refuse(ctx, &g.ssd);
   return why ? why : core->ssd_bwd.refuse(ctx, &g.ssd_bwd);
@@ -166,7 +179,7 @@ static const char *refuse_gradient(const krait_ctx *ctx, const void *args, int w
 
 static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  const gradient g = gradient_of(ctx, core, args, kr_mamba3_nowhere());
+  const gradient g = gradient_of(ctx, which, args, kr_mamba3_nowhere());
   const uint64_t forward = g.p.f.is_direct ? 0 : core->ssd.scratch_bytes(ctx, &g.ssd),
                  back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
   return g.at + (forward > back ? forward : back);
@@ -269,13 +282,27 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
   return launch_inner_again(ctx, g, inner_rows_kernel);
 }
 
+static int32_t sum_crossing(const krait_ctx *ctx, const void *user, const kr_ssd_bwd_params *q) {
+  const gradient *const g = user;
+  const kr_mamba3_core *const core = kr_mamba3_core_of(g->which);
+  kr_mamba3_bwd_params p = g->p;
+  const kr_grid bounds = kr_mamba3_grid((int64_t)p.n_bounds * p.f.H, p.f.B, g->ssd_bwd.call.stream);
+  p.S = q->S, p.M_states = q->M, p.spoilt = q->f.spoilt, p.has_warpgroup_tiles = g->which == KR_MAMBA3_HOPPER;
+  return kr_mamba3_launch(ctx, core->tier, crossing_kernel, g->type, &bounds, &p, sizeof p);
+}
+
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {
   if (!g->p.f.B) return KRAIT_OK;
-  if (!g->p.f.is_walked) return core->ssd_bwd.run(ctx, &g->ssd_bwd); /* without tokens: the states' gradients pass */
-  if (!g->p.f.n_rows) return KRAIT_OK;
-  const kr_ssd_maker maker = {make_walked, g, g->walk.spoilt, g->has_kept ? g->walk.S : NULL,
-                              g->inner ? run_inner : NULL};
-  return kr_ssd_bwd_hopper_made(ctx, &g->ssd_bwd, &maker);
+  if (!g->p.f.n_rows) /* without tokens the states' gradients pass */
+    return g->p.f.is_walked ? KRAIT_OK : core->ssd_bwd.run(ctx, &g->ssd_bwd);
+  if (!core->ssd_bwd_made) return core->ssd_bwd.run(ctx, &g->ssd_bwd);
+  const kr_ssd_maker maker = {.run = g->p.f.is_walked ? make_walked : NULL,
+                              .user = g,
+                              .spoilt = g->walk.spoilt,
+                              .S = g->has_kept ? g->walk.S : NULL,
+                              .run_inner = g->inner ? run_inner : NULL,
+                              .take_states = g->p.n_bounds ? sum_crossing : NULL};
+  return core->ssd_bwd_made(ctx, &g->ssd_bwd, &maker);
 }
 
 /* Rows, and (not of a direct call) dy in place of y; of a walked call packets. */
@@ -333,7 +360,7 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
 static int32_t run_gradient(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_bwd_args *a = args;
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  gradient g = gradient_of(ctx, core, a, a->call.scratch);
+  gradient g = gradient_of(ctx, which, a, a->call.scratch);
   kr_mamba3_inner_params inner;
   if (has_inner(ctx, &g.p)) g.inner = &inner;
   KR_TRY(run_to_dy(ctx, core, &g, a->call.stream));

@@ -7,6 +7,7 @@
 #include "mamba3_inputs.h"
 #include "mamba3_params.h"
 #include "mamba3_walk_params.h"
+#include "ssd/ssd_host.h"
 
 /* An implementation of the SSD and one of its gradient; rows in scratch are of the call's type, or (takes_any)
  * float32. */
@@ -15,6 +16,7 @@ typedef struct kr_mamba3_core {
   uint32_t flag; /* of the SSD */
   int takes_any, takes_direct;
   kr_impl ssd, ssd_bwd;
+  int32_t (*ssd_bwd_made)(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker); /* or absent */
 } kr_mamba3_core;
 
 /* A kernel of mamba3_ranks.cu, by whether ranks are four instead of two, and type. */

@@ -259,7 +259,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
   if (a->x.dtype != KRAIT_F32) KR_TRY(make(ctx, a, p, &forward, maker));
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
-  if (maker) return KRAIT_OK;
+  if (maker && maker->run) return KRAIT_OK;
   p->gates_eight = a->x.dtype != KRAIT_F32 && a->P % 8 == 0 && p->f.z.packs && p->gated.packs &&
                    (!p->f.dz.data || p->f.dz.packs);
   const int64_t n = a->L * a->H * a->P / (p->gates_eight ? 8 : 1);
@@ -355,12 +355,13 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
                          run_part_fn *run_one) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
-  if (!maker) KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
+  if (!maker || !maker->run) KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, make, maker));
   for (int part = 0; part < p.n_parts; part++) {
     kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     if (maker && maker->S) some.S = maker->S;
     KR_TRY(run_one(ctx, a, &some, maker));
+    if (maker && maker->take_states) KR_TRY(maker->take_states(ctx, maker->user, &some));
   }
   const kr_grid finish = {.x = (uint32_t)p.n_chunks,
                           .y = (uint32_t)((a->H + 3) / 4),
@@ -376,6 +377,9 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
 
 int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
   return run_parts(ctx, args, make_y, NULL, run_ssd_bwd_part);
+}
+int32_t kr_ssd_bwd_chunks_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker) {
+  return run_parts(ctx, a, make_y, maker, run_ssd_bwd_part);
 }
 
 /* ---- on tensor cores, float32 ---- */
@@ -663,5 +667,5 @@ static int32_t have_y_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ss
 }
 
 int32_t kr_ssd_bwd_hopper_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker) {
-  return run_parts(ctx, a, have_y_made, maker, run_hopper_part);
+  return run_parts(ctx, a, maker->run ? have_y_made : make_y_hopper, maker, run_hopper_part);
 }

@@ -96,18 +96,21 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
  * float16 a D beyond 65504 would be infinite there. */
 static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
 
-/* Who makes, for a gated call's gradient on warpgroups and before step sizes and D are read, dy before the gate as
- * forward's output, dz, and S, the states before chunks in shared-memory layout. spoilt: as kr_ssd_params.spoilt, of
- * its own. run_inner, or absent: in place of the walk back and of the kernel that takes chunk by chunk; it may give p
- * groups of heads, with dB, dC and the memory of splits' sums as these have them. */
+/* Who has a part in a gradient. run, or absent: makes, for a gated call on warpgroups and before step sizes and D are
+ * read, dy before the gate as forward's output, dz, and S, the states before chunks in shared-memory layout. spoilt: as
+ * kr_ssd_params.spoilt, of its own. run_inner, or absent: in place of the walk back and of the kernel that takes chunk
+ * by chunk; it may give p groups of heads, with dB, dC and the memory of splits' sums as these have them. take_states,
+ * or absent: reads p's S, M and spoilt, behind these kernels. */
 typedef struct kr_ssd_maker {
   int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
   const void *user;
   const int32_t *spoilt;
   void *S; /* or absent: where the states are already, only to be read */
   int32_t (*run_inner)(const krait_ctx *ctx, const void *user, kr_ssd_bwd_params *p);
+  int32_t (*take_states)(const krait_ctx *ctx, const void *user, const kr_ssd_bwd_params *p);
 } kr_ssd_maker;
 int32_t kr_ssd_bwd_hopper_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker);
+int32_t kr_ssd_bwd_chunks_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker);
 
 /* Why the chunked rows take no such tensors or options, or NULL. */
 const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a);
