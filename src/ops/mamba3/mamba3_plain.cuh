@@ -206,6 +206,29 @@ KR_DEV void turn_quad(eight &u, const rotation (&by)[4], float sign) {
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
+/* A thread's biases of a head's queries, then keys, of all ranks; then to shared memory. */
+template <int RANKS>
+struct own_biases {
+  float v[2 * RANKS * MOST_N / THREADS];
+};
+template <int RANKS>
+KR_DEV own_biases<RANKS> get_biases(const kr_mamba3_params &f, int h) {
+  const int each = RANKS * f.N, shift = log2_of(f.N);
+  own_biases<RANKS> to = {};
+#pragma unroll
+  for (int j = 0; j < 2 * RANKS * MOST_N / THREADS; j++) {
+    const int i = j * THREADS + kr_thread(), own = i < each ? i : i - each, r = own >> shift, n = own & (f.N - 1);
+    if (i < 2 * each) to.v[j] = i < each ? get(f.C_bias, at3(f.C_bias, h, r, n)) : get(f.B_bias, at3(f.B_bias, h, r, n));
+  }
+  return to;
+}
+template <int RANKS>
+KR_DEV void put_biases_of(const kr_mamba3_params &f, const own_biases<RANKS> &from, float *to) {
+#pragma unroll
+  for (int j = 0; j < 2 * RANKS * MOST_N / THREADS; j++)
+    if (j * THREADS + kr_thread() < 2 * RANKS * f.N) to[j * THREADS + kr_thread()] = from.v[j];
+}
+
 /* Biases of a head's queries, then keys, of all ranks, to shared memory. */
 KR_DEV void load_biases(const kr_mamba3_params &f, int h, float *to) {
   const int each = f.R * f.N, shift = log2_of(f.N);
@@ -237,27 +260,39 @@ KR_DEV void put_final_inputs(const kr_mamba3_params &p, int b, int h, const toke
 
 /* ---- gradients of B and C ---------------------------------------------------------------------------------------- */
 
-/* What a token, head and rank give to the gradients of B and C. by_k, by_q: lambda dt and the products of the rank's dy
- * with every rank's input, and of every rank's with its. */
-template <int RANKS>
-struct given {
+/* What a token, head and rank give to the gradients of B and C, which is loaded a head ahead. */
+typedef struct given {
   eight dq, dk;
   quad_angles angles;
+} given;
+/* The rest, which is near. by_k, by_q: lambda dt and the products of the rank's dy with every rank's input, and of every
+ * rank's with its. share: psi of the ranks before. */
+template <int RANKS>
+struct factors_of_given {
+  kr_float4 share;
   float by_k[RANKS], by_q[RANKS];
 };
 
 template <int HALVES, int RANKS, int CAN_WALK>
-KR_DEV given<RANKS> load_given(const kr_mamba3_bwd_params &p, const token &at, const quad_place &of, int is_there,
+KR_DEV given load_given(const kr_mamba3_bwd_params &p, const token &at, const quad_place &of, int is_there,
                                int r, int first) {
   const kr_mamba3_params &f = p.f;
-  given<RANKS> v = {};
+  given v = {};
   if (!is_there) return v;
-  const float *const products = p.products + of.value * (RANKS * RANKS), gamma = f.gamma[of.value];
   const int64_t row = of.row + r * f.N;
   v.dq = quad_of<HALVES>((const float *)p.dq + row, first, f.N);
   if (f.is_direct || has_next(f, at))
     v.dk = quad_of<HALVES>((const float *)p.dk + row + (f.is_direct ? 0 : RANKS * f.N), first, f.N);
   if (first < f.M) v.angles = load_angles<CAN_WALK>(f, of, at, first);
+  return v;
+}
+template <int RANKS>
+KR_DEV factors_of_given<RANKS> load_factors_of(const kr_mamba3_bwd_params &p, const quad_place &of, int is_there, int r,
+                                               int first) {
+  factors_of_given<RANKS> v = {};
+  if (!is_there) return v;
+  const float *const products = p.products + of.value * (RANKS * RANKS), gamma = p.f.gamma[of.value];
+  if (RANKS > 1 && first < p.f.M && r > 0) v.share = *(const kr_float4 *)(p.psi + of.within + first);
 #pragma unroll
   for (int s = 0; s < RANKS; s++)
     v.by_k[s] = gamma * products[r * RANKS + s], v.by_q[s] = gamma * products[s * RANKS + r];
@@ -284,13 +319,10 @@ KR_DEV void add_final_key(const kr_mamba3_bwd_params &p, int h, const token &at,
  * biases. They are turned and rounded as the SSD multiplied them: what two tokens give to angles that turn both then
  * cancels exactly. */
 template <int HALVES, int CAN_WALK>
-KR_DEV void turn_back(const kr_mamba3_bwd_params &p, const quad_place &of, int is_there, int adds, int first,
-                      const quad_angles &angles, eight q, eight k, eight &dq, eight &dk) {
+KR_DEV void turn_back(const kr_mamba3_bwd_params &p, const quad_place &of, int is_there, int first,
+                      const quad_angles &angles, kr_float4 share, eight q, eight k, eight &dq, eight &dk) {
   rotation by[4];
   rotations_of<CAN_WALK>(p.f, angles, by);
-  kr_float4 *const to = (kr_float4 *)(p.psi + of.within + first);
-  kr_float4 share = {{0, 0, 0, 0}};
-  if (is_there && adds) share = *to;
   turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
   q = unpacked(packed(q)), k = unpacked(packed(k));
 #pragma unroll
@@ -298,7 +330,7 @@ KR_DEV void turn_back(const kr_mamba3_bwd_params &p, const quad_place &of, int i
     const int x = a_of<HALVES>(j), y = b_of<HALVES>(j);
     share.v[j] += kr_fma(q.v[x], dq.v[y], -(q.v[y] * dq.v[x])) + kr_fma(k.v[x], dk.v[y], -(k.v[y] * dk.v[x]));
   }
-  if (is_there) *to = share;
+  if (is_there) *(kr_float4 *)(p.psi + of.within + first) = share;
   turn_quad<HALVES>(dq, by, -1.0f), turn_quad<HALVES>(dk, by, -1.0f);
 }
 
@@ -362,28 +394,30 @@ KR_DEV void leave_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2
 #pragma unroll 1
   for (int r = 0; r < RANKS; r++) {
     quad_place place = start;
-    given<RANKS> next = load_given<HALVES, RANKS, CAN_WALK>(p, at, place, is_there, r, first);
+    given next = load_given<HALVES, RANKS, CAN_WALK>(p, at, place, is_there, r, first);
     float *to = p.biases + (block * f.H + g * heads) * 2 * RANKS * N + (bias >= N ? RANKS - 1 : 0) * N + r * N + bias;
     eight dB = {}, dC = {};
+    own_biases<RANKS> ahead = {};
     load_biases(f, g * heads, biases[0]);
 #pragma unroll 1
     for (int i = 0; i < heads; i++) {
       const int h = g * heads + i, turn = i & 1;
-      const given<RANKS> now = next;
+      const given now = next;
       const quad_place of = place;
+      const factors_of_given<RANKS> by = load_factors_of<RANKS>(p, of, is_there, r, first);
       kr_sync();
       if (i && has_bias) put_biases(sums[!turn], to), to += 2 * RANKS * N;
       if (i + 1 < heads) {
         place = moved(place, step);
         next = load_given<HALVES, RANKS, CAN_WALK>(p, at, place, is_there, r, first);
-        load_biases(f, h + 1, biases[!turn]);
+        ahead = get_biases<RANKS>(f, h + 1);
       }
       eight dq = now.dq, dk = now.dk;
       if (is_there && at.ends && p.dfinal_B.data) add_final_key<HALVES>(p, h, at, r, first, dk);
       if (first < f.M) {
         const vectors own = RANKS == 1 ? kept : load_vectors<HALVES>(f, start, r, first);
         const float *const row = biases[turn] + r * N;
-        turn_back<HALVES, CAN_WALK>(p, of, is_there, r > 0, first, now.angles,
+        turn_back<HALVES, CAN_WALK>(p, of, is_there, first, now.angles, by.share,
                           plus(unpacked(own.q), quad_of<HALVES>(row, first, N)),
                           plus(unpacked(own.k), quad_of<HALVES>(row + RANKS * N, first, N)), dq, dk);
       }
@@ -391,11 +425,12 @@ KR_DEV void leave_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2
       for (int s = 0; s < RANKS; s++) {
         const vectors from = RANKS == 1 ? kept : load_vectors<HALVES>(f, start, s, first);
         const float *const row = biases[turn] + s * N;
-        dk = plus_times(now.by_q[s], plus(unpacked(from.q), quad_of<HALVES>(row, first, N)), dk);
-        dq = plus_times(now.by_k[s], plus(unpacked(from.k), quad_of<HALVES>(row + RANKS * N, first, N)), dq);
+        dk = plus_times(by.by_q[s], plus(unpacked(from.q), quad_of<HALVES>(row, first, N)), dk);
+        dq = plus_times(by.by_k[s], plus(unpacked(from.k), quad_of<HALVES>(row + RANKS * N, first, N)), dq);
       }
       dC = plus(dC, dq), dB = plus(dB, dk);
       put_sums(sums[turn][warp], first, N, dq, dk);
+      if (i + 1 < heads) put_biases_of(f, ahead, biases[!turn]);
     }
     kr_sync();
     if (has_bias) put_biases(sums[(heads - 1) & 1], to);

@@ -179,10 +179,11 @@ KR_DEV float own_of(const kr_mamba3_params &p, const channels &of, float D, int 
 }
 KR_DEV float D_of(const kr_mamba3_params &p, int h) { return p.Dvec.data ? get(p.Dvec, h * p.Dvec.stride[0]) : 0.0f; }
 
-/* y of rank r. inputs: of every rank. */
+/* y of rank r, of its row. inputs: of every rank. */
 template <int RANKS>
-KR_DEV eight whole_y(const kr_mamba3_params &p, const channels &of, float D, int r, const eight (&inputs)[RANKS]) {
-  eight y = unpacked(load_eight(p.y, of.row + r * p.P));
+KR_DEV eight whole_y(const kr_mamba3_params &p, const channels &of, float D, int r, const eight (&inputs)[RANKS],
+                     const raw8 &row) {
+  eight y = unpacked(row);
 #pragma unroll
   for (int s = 0; s < RANKS; s++) y = plus_times(own_of<RANKS>(p, of, D, r, s), inputs[s], y);
   return y;
@@ -210,7 +211,7 @@ KR_DEV void ranked_finish(const kr_mamba3_params &p) {
     if (p.z.data) z = unpacked(load_eight(p.z.data, channels_of(p, p.z, b, h, of, 0)));
 #pragma unroll
     for (int r = 0; r < RANKS; r++) {
-      eight o = whole_y<RANKS>(p, of, D, r, inputs);
+      eight o = whole_y<RANKS>(p, of, D, r, inputs, load_eight(p.y, of.row + r * p.P));
       if (p.z.data) {
         const eight gate = times(z, floats_at(by_z + r * p.P + of.c));
 #pragma unroll
@@ -257,6 +258,18 @@ KR_DEV float *factors_of(const kr_mamba3_bwd_params &p, int b, int chunk, int h)
 
 /* ---- dy ---------------------------------------------------------------------------------------------------------- */
 
+/* A rank's rows of y and dout. */
+typedef struct rank_rows {
+  raw8 y, d;
+} rank_rows;
+KR_DEV rank_rows load_rank(const kr_mamba3_bwd_params &p, int b, int h, const channels &of, int r) {
+  rank_rows v = {};
+  if (!of.is_there) return v;
+  if (p.needs_y) v.y = load_eight(p.f.y, of.row + r * p.f.P);
+  if (p.dout.data) v.d = load_eight(p.dout.data, channels_of(p.f, p.dout, b, h, of, p.f.mimo_o.data ? 0 : r));
+  return v;
+}
+
 /* Through rank r's gate: dy from dout (which it replaces); dz; what mimo_z and mimo_o get. */
 KR_DEV void leave_rank(const kr_mamba3_params &f, const eight &y, const eight &z, const eight &by_z, const eight &by_o,
                        eight &d, eight &dz, float (&shares)[16]) {
@@ -290,13 +303,14 @@ KR_DEV void ranked_leave(const kr_mamba3_bwd_params &p) {
     eight inputs[RANKS], z = {}, dz = {};
     inputs_of<RANKS>(f, unpacked(load_eight(f.x.data, channels_of(f, f.x, b, h, of, 0))), of.c, by_x, inputs);
     if (f.z.data) z = unpacked(load_eight(f.z.data, channels_of(f, f.z, b, h, of, 0)));
+    rank_rows next = load_rank(p, b, h, of, 0);
 #pragma unroll 1
     for (int r = 0; r < RANKS; r++) {
-      eight d = {}, y = {};
+      const rank_rows now = next;
+      eight d = unpacked(now.d), y = {};
       float shares[16], products[RANKS];
-      if (p.dout.data && of.is_there)
-        d = unpacked(load_eight(p.dout.data, channels_of(f, p.dout, b, h, of, f.mimo_o.data ? 0 : r)));
-      if (p.needs_y && of.is_there) y = whole_y<RANKS>(f, of, D, r, inputs);
+      if (r + 1 < RANKS) next = load_rank(p, b, h, of, r + 1);
+      if (p.needs_y && of.is_there) y = whole_y<RANKS>(f, of, D, r, inputs, now.y);
       leave_rank(f, y, z, floats_at(by_z + r * f.P + of.c), floats_at(by_o + r * f.P + of.c), d, dz, shares);
 #pragma unroll
       for (int s = 0; s < RANKS; s++) products[s] = dot(d, inputs[s]);
@@ -340,10 +354,12 @@ KR_DEV void ranked_inputs(const kr_mamba3_bwd_params &p) {
     const eight x = unpacked(load_eight(f.x.data, channels_of(f, f.x, b, h, of, 0)));
 #pragma unroll
     for (int r = 0; r < RANKS; r++) dy[r] = unpacked(load_eight(f.y, of.row + r * f.P));
+    raw8 next = {};
+    if (has_next(f, of.at)) next = load_eight(p.rows_dx, of.row + RANKS * f.P);
 #pragma unroll 1
     for (int s = 0; s < RANKS; s++) {
-      eight d = {};
-      if (has_next(f, of.at)) d = unpacked(load_eight(p.rows_dx, of.row + (RANKS + s) * f.P));
+      eight d = unpacked(next);
+      if (s + 1 < RANKS && has_next(f, of.at)) next = load_eight(p.rows_dx, of.row + (RANKS + s + 1) * f.P);
 #pragma unroll
       for (int r = 0; r < RANKS; r++) d = plus_times(own_of<RANKS>(f, of, D, r, s), dy[r], d);
       const eight by = floats_at(by_x + s * f.P + of.c);
