@@ -147,6 +147,12 @@ static int32_t count_bounds(const kr_mamba3_core *core, const kr_mamba3_bwd_para
   return core->ssd_bwd_made && f->N <= KR_MAMBA3_WALK_N && blocks ? (int32_t)((blocks - 1) / p->each_bound) : 0;
 }
 
+/* Whether the scan that makes y leaves the states before chunks, too. */
+static int leaves_states(const gradient *g) {
+  const kr_mamba3_params *const f = &g->p.f;
+  return g->which == KR_MAMBA3_HOPPER && g->p.needs_y && !f->is_direct && f->n_rows && f->B && f->N <= KR_MAMBA3_WALK_N;
+}
+
 static gradient gradient_of(const krait_ctx *ctx, int which, const kr_mamba3_bwd_args *a, char *scratch) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   gradient g = {.in = KR_MAMBA3_INPUTS(a), .which = which};
@@ -154,7 +160,7 @@ static gradient gradient_of(const krait_ctx *ctx, int which, const kr_mamba3_bwd
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
   view_tensors(&g.p, a);
   be_plain(ctx, core, &g.in, &g.p, g.type);
-  g.p.each_bound = has_inner(ctx, &g.p) ? 2 * KR_MAMBA3_CHUNK : KR_MAMBA3_CHUNK;
+  g.p.each_bound = has_inner(ctx, &g.p) ? 4 * KR_MAMBA3_CHUNK : KR_MAMBA3_CHUNK;
   g.p.n_bounds = count_bounds(core, &g.p);
   g.at = place_gradient(&g.p, scratch, g.type);
   if (g.p.f.is_walked) {
@@ -166,6 +172,7 @@ static gradient gradient_of(const krait_ctx *ctx, int which, const kr_mamba3_bwd
   g.ssd = kr_mamba3_ssd(core, &g.in, &g.p.f, &a->call, scratch + g.at);
   if (!g.p.f.is_direct) g.ssd.out = kr_mamba3_rows_of(&g.p.f, g.p.f.y, g.p.f.row_P, g.type);
   g.ssd_bwd = gradient_of_ssd(&g, a);
+  if (leaves_states(&g)) g.ssd.call.scratch = scratch + g.at + core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
   return g;
 }
 
@@ -182,7 +189,7 @@ static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int whi
   const gradient g = gradient_of(ctx, which, args, kr_mamba3_nowhere());
   const uint64_t forward = g.p.f.is_direct ? 0 : core->ssd.scratch_bytes(ctx, &g.ssd),
                  back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
-  return g.at + (forward > back ? forward : back);
+  return g.at + (leaves_states(&g) ? forward + back : forward > back ? forward : back);
 }
 
 /* dy, dz, rows and states of a walked call. */
@@ -282,6 +289,25 @@ static int32_t run_inner(const krait_ctx *ctx, const void *user, kr_ssd_bwd_para
   return launch_inner_again(ctx, g, inner_rows_kernel);
 }
 
+static int32_t leave_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g, void *stream) {
+  const kr_mamba3_bwd_params *const p = &g->p;
+  const kr_grid chunks = kr_mamba3_grid((int64_t)p->f.n_chunks * p->f.H, p->f.B, stream),
+                sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
+  const kr_kernel *const leave = p->f.is_plain           ? plain_leave_kernel
+                                 : p->f.is_ranked_output ? ranked_leave_kernel[p->f.R == 4]
+                                                         : leave_kernel[p->f.P > 64];
+  KR_TRY(kr_mamba3_launch(ctx, core->tier, leave, g->type, &chunks, p, sizeof *p));
+  return kr_mamba3_launch(ctx, core->tier, far_kernel, g->type, &sequences, p, sizeof *p);
+}
+
+/* dy in place of y, and states. */
+static int32_t make_dy(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S) {
+  const gradient *const g = user;
+  (void)forward;
+  KR_TRY(kr_ssd_hopper_leaving(ctx, &g->ssd, S));
+  return leave_dy(ctx, kr_mamba3_core_of(g->which), g, g->ssd_bwd.call.stream);
+}
+
 static int32_t sum_crossing(const krait_ctx *ctx, const void *user, const kr_ssd_bwd_params *q) {
   const gradient *const g = user;
   const kr_mamba3_core *const core = kr_mamba3_core_of(g->which);
@@ -296,29 +322,24 @@ static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core
   if (!g->p.f.n_rows) /* without tokens the states' gradients pass */
     return g->p.f.is_walked ? KRAIT_OK : core->ssd_bwd.run(ctx, &g->ssd_bwd);
   if (!core->ssd_bwd_made) return core->ssd_bwd.run(ctx, &g->ssd_bwd);
-  const kr_ssd_maker maker = {.run = g->p.f.is_walked ? make_walked : NULL,
+  const int leaves = leaves_states(g);
+  const kr_ssd_maker maker = {.run = leaves ? make_dy : g->p.f.is_walked ? make_walked : NULL,
                               .user = g,
-                              .spoilt = g->walk.spoilt,
+                              .spoilt = leaves ? kr_ssd_hopper_spoilt(ctx, &g->ssd) : g->walk.spoilt,
                               .S = g->has_kept ? g->walk.S : NULL,
                               .run_inner = g->inner ? run_inner : NULL,
                               .take_states = g->p.n_bounds ? sum_crossing : NULL};
   return core->ssd_bwd_made(ctx, &g->ssd_bwd, &maker);
 }
 
-/* Rows, and (not of a direct call) dy in place of y; of a walked call packets. */
+/* Rows, and (not of a direct call, or one whose states are left with y) dy in place of y; of a walked call packets. */
 static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g, void *stream) {
   const kr_mamba3_bwd_params *const p = &g->p;
-  const kr_grid chunks = kr_mamba3_grid((int64_t)p->f.n_chunks * p->f.H, p->f.B, stream),
-                sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
   if (p->f.is_walked) return kr_mamba3_launch_packets(ctx, core, &g->walk, g->has_kept, g->type, stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
-  if (p->f.is_direct) return KRAIT_OK;
+  if (p->f.is_direct || leaves_states(g)) return KRAIT_OK;
   if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));
-  const kr_kernel *const leave = p->f.is_plain           ? plain_leave_kernel
-                                 : p->f.is_ranked_output ? ranked_leave_kernel[p->f.R == 4]
-                                                         : leave_kernel[p->f.P > 64];
-  KR_TRY(kr_mamba3_launch(ctx, core->tier, leave, g->type, &chunks, p, sizeof *p));
-  return kr_mamba3_launch(ctx, core->tier, far_kernel, g->type, &sequences, p, sizeof *p);
+  return leave_dy(ctx, core, g, stream);
 }
 
 static kr_grid threads_of(int64_t n, void *stream) {

@@ -357,6 +357,7 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
   if (!maker || !maker->run) KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, make, maker));
+  else if (maker && maker->run) KR_TRY(make(ctx, a, &p, &p.f, maker));
   for (int part = 0; part < p.n_parts; part++) {
     kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     if (maker && maker->S) some.S = maker->S;
@@ -594,12 +595,15 @@ static int has_states_of_y(const kr_ssd_bwd_args *a) { return kr_has(&a->z) && a
 uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   const kr_ssd_bwd_args *a = args;
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, 0);
-  p.has_states = has_states_of_y(a);
-  kr_ssd_hopper_params states = walks_of(ctx, a, &p);
+  uint64_t most = 0;
+  for (p.has_states = has_states_of_y(a); p.has_states < 2; p.has_states++) { /* a maker may have them */
+    kr_ssd_hopper_params states = walks_of(ctx, a, &p);
+    const uint64_t walk = kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G);
+    most = walk > most ? walk : most;
+  }
   kr_ssd_hopper_params output = {.p = p.f, .n_ways = 1};
-  const uint64_t walk = kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G),
-                 forward = kr_has(&a->z) ? kr_ssd_hopper_cut(ctx, &output, ssd_bwd_columns_of(a), a->G) : 0;
-  return lay_out_chunks(ctx, a).end + (walk > forward ? walk : forward);
+  const uint64_t forward = kr_has(&a->z) ? kr_ssd_hopper_cut(ctx, &output, ssd_bwd_columns_of(a), a->G) : 0;
+  return lay_out_chunks(ctx, a).end + (most > forward ? most : forward);
 }
 
 static int32_t make_y_hopper(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,

@@ -226,18 +226,27 @@ int32_t kr_ssd_hopper_launch_output(const krait_ctx *ctx, kr_ssd_hopper_params *
   return launch_ssd_hopper(ctx, h, h->p.N, OUTPUT, stream);
 }
 
-int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
-  const kr_ssd_args *a = args;
+int32_t *kr_ssd_hopper_spoilt(const krait_ctx *ctx, const kr_ssd_args *a) {
+  return (int32_t *)((char *)a->call.scratch + walk_bytes(ctx, a));
+}
+
+/* S: or NULL. */
+static int32_t run_hopper_scan(const krait_ctx *ctx, const kr_ssd_args *a, void *S) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_params all = kr_ssd_params_of(&in, 0);
   all.out = kr_ssd_sequence(&a->out, 0, a->L), all.final = kr_ssd_states(&a->final_states);
-  all.spoilt = (int32_t *)((char *)a->call.scratch + walk_bytes(ctx, a));
+  all.spoilt = kr_ssd_hopper_spoilt(ctx, a);
   for (int part = 0; part * KR_SSD_MOST_STATES < a->N; part++) {
     kr_ssd_hopper_params h = ssd_hopper_plan_of(a, part);
     kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
     kr_ssd_hopper_place(&h, h.p.N, a->call.scratch);
-    h.p.spoilt = all.spoilt;
+    h.p.spoilt = all.spoilt, h.S = S;
     KR_TRY(kr_ssd_hopper_launch_output(ctx, &h, a->call.stream));
   }
   return kr_ssd_walk_nonfinite(ctx, &all, a->call.stream);
+}
+
+int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) { return run_hopper_scan(ctx, args, NULL); }
+int32_t kr_ssd_hopper_leaving(const krait_ctx *ctx, const kr_ssd_args *a, void *S) {
+  return run_hopper_scan(ctx, a, S);
 }

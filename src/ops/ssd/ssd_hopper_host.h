@@ -21,6 +21,10 @@ void kr_ssd_hopper_place(kr_ssd_hopper_params *h, int64_t N, char *scratch);
 int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, int64_t G);
 /* Output of h, whose p is set; with S, also the state before each chunk. Makes its maps. */
 int32_t kr_ssd_hopper_launch_output(const krait_ctx *ctx, kr_ssd_hopper_params *h, void *stream);
+/* kr_ssd_hopper of at most 128 states, which also leaves the state before each chunk; and where in its scratch it flags
+ * heads in which NaN or infinity was met. */
+int32_t kr_ssd_hopper_leaving(const krait_ctx *ctx, const kr_ssd_args *a, void *S);
+int32_t *kr_ssd_hopper_spoilt(const krait_ctx *ctx, const kr_ssd_args *a);
 /* States before each chunk to h->S, state gradients after each to h->M. */
 int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, void *stream);
 
