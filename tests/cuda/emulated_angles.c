@@ -20,8 +20,9 @@ typedef struct kind {
 } kind;
 
 #define HOPPER "cuda_hopper", "capability=90,shared=232448,multiprocessors=16", KRAIT_CAP_CUDA_HOPPER
-#define FEW "cuda_hopper", "capability=90,shared=232448,multiprocessors=4", KRAIT_CAP_CUDA_HOPPER /* heads are walked \
-                                                                                                   */
+#define FEW                                                                                                 \
+  "cuda_hopper", "capability=90,shared=232448,multiprocessors=4", KRAIT_CAP_CUDA_HOPPER /* heads are walked \
+                                                                                         */
 #define AMPERE "cuda_ampere_chunks", "capability=80,shared=166912,multiprocessors=16", KRAIT_CAP_CUDA_AMPERE
 #define BASE "base_chunks", "capability=75,shared=65536,multiprocessors=16", KRAIT_CAP_CUDA_BASE
 
@@ -49,9 +50,9 @@ static const kind kinds[] = {{FEW, 128, 1, 1, 0, 0, 0, 0},
 
 static uint16_t x[ROWS] __attribute__((aligned(64))), z[ROWS] __attribute__((aligned(64))),
     dout[ROWS * R] __attribute__((aligned(64))), B[STATES] __attribute__((aligned(64))),
-    C[STATES] __attribute__((aligned(64))), outs[2 * ROWS + 2 * STATES] __attribute__((aligned(64)));
+    C[STATES] __attribute__((aligned(64))), outs[2][2 * ROWS + 2 * STATES] __attribute__((aligned(64)));
 static float steps_of[3][L * HEADS], angles[L * HEADS * M], bias[HEADS * R * N], ends[S * HEADS * P * N],
-    begins[S * HEADS * P * N], values[2][L * HEADS * (M + 1)];
+    begins[S * HEADS * P * N], values[2][L * HEADS * (M + 1)], biases[2][2 * HEADS * R * N], wide[2][2 * STATES];
 static int32_t offsets[S + 1] = {0, 20, 21, L};
 
 /* Numbers from -1 to 1, of a period that no row has. */
@@ -74,7 +75,7 @@ static kr_mamba3_bwd_args args_of(const kind *k) {
   a.N = k->N, a.G = 1, a.R = k->R, a.M = M;
   a.x = (kr_view){x, {ROWS, HEADS * P, P, 1}, KRAIT_BF16, 0};
   a.dout = (kr_view){dout, {ROWS * k->R, k->R * HEADS * P, P, 1}, KRAIT_BF16, 0};
-  if (k->has_z) a.z = a.dz = a.x, a.z.data = z, a.dz.data = outs + ROWS;
+  if (k->has_z) a.z = a.dz = a.x, a.z.data = z;
   a.Bmat = a.Cmat = (kr_view){B, {STATES, k->R * k->N, k->N, 1}, KRAIT_BF16, 0}, a.Cmat.data = C;
   a.dt = a.log_decay = a.trap = steps, a.dt.data = steps_of[0], a.log_decay.data = steps_of[1];
   a.trap.data = steps_of[2];
@@ -88,8 +89,7 @@ static kr_mamba3_bwd_args args_of(const kind *k) {
     a.initial_B = (kr_view){begins, {k->R * HEADS * k->N, HEADS * k->N, k->N, 1}, KRAIT_F32, 0};
     a.initial_x = (kr_view){x, {HEADS * P, P, 1}, KRAIT_BF16, 0};
   }
-  a.dx = a.x, a.dB = a.dC = a.Bmat, a.ddt = steps, a.dangles = a.angles;
-  a.dx.data = outs, a.dB.data = outs + 2 * ROWS, a.dC.data = outs + 2 * ROWS + STATES;
+  a.dx = a.x, a.dB = a.dC = a.Bmat, a.ddt = steps, a.dangles = a.angles, a.dB_bias = a.dC_bias = a.B_bias;
   return a;
 }
 
@@ -114,13 +114,21 @@ static void gradients_of_angles_are_close(void **state) {
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
     kr_emulated_order((int)i % KR_N_ORDERS);
     kr_mamba3_bwd_args a = args_of(k);
+    const int states = L * k->R * k->N, of_biases = HEADS * k->R * k->N;
     for (int n = 0; n < 2; n++) {
       a.dangles.data = values[n], a.ddt.data = values[n] + L * HEADS * M;
+      a.dB_bias.data = biases[n], a.dC_bias.data = biases[n] + of_biases;
+      a.dx.data = outs[n], a.dB.data = outs[n] + 2 * ROWS, a.dC.data = outs[n] + 2 * ROWS + states;
+      if (k->has_z) a.dz.data = outs[n] + ROWS;
       run_row(ctx, "mamba3_bwd", n ? k->row : "ref", &a);
+      for (int j = 0; j < 2 * states; j++) wide[n][j] = kr_bf16_to_float(outs[n][2 * ROWS + j]);
     }
     const double angle = apart(values[1], values[0], L * HEADS * M),
                  step = apart(values[1] + L * HEADS * M, values[0] + L * HEADS * M, L * HEADS);
     const double most = k->tier == KRAIT_CAP_CUDA_BASE ? 1e-5 : k->R > 1 || k == kinds ? 0.0065 : 0.0052;
+    const double matrix = apart(wide[1], wide[0], 2 * states), own = apart(biases[1], biases[0], 2 * of_biases);
+    if (!(matrix < 0.006 && own < 0.015))
+      fail_msg("%s, kind %zu: gradients of B and C are %g apart, of biases %g", k->row, i, matrix, own);
     if (!(angle < most && step < 0.004))
       fail_msg("%s, kind %zu: angles' gradients are %g apart, steps' %g", k->row, i, angle, step);
     krait_ctx_close(&ctx);

@@ -471,13 +471,15 @@ KR_DEV int stops(const kr_mamba3_params &f, int b, int64_t span) {
   return end == f.L || (f.cu_seqlens.data && offset_at(f, token_at(f, b, t0).row + 1) <= end);
 }
 
+KR_DEV int64_t bound_mask(const kr_mamba3_bwd_params &p) { return (1 << p.bound_shift) - 1; }
+
 /* The bound in a span that its first token's sequence goes on behind, or -1; t: the first token behind it. */
 KR_DEV int64_t bound_in(const kr_mamba3_bwd_params &p, int b, int64_t span, int64_t &t) {
   const kr_mamba3_params &f = p.f;
   const token at = token_at(f, b, span * SPAN);
-  const int64_t end = f.cu_seqlens.data ? offset_at(f, at.row + 1) : f.L, left = -at.block & (p.each_bound - 1);
+  const int64_t end = f.cu_seqlens.data ? offset_at(f, at.row + 1) : f.L, left = -at.block & bound_mask(p);
   t = at.t + left;
-  return p.crossing && left < SPAN && t < end && t > at.start ? (at.block + left) / p.each_bound - 1 : -1;
+  return p.crossing && left < SPAN && t < end && t > at.start ? ((at.block + left) >> p.bound_shift) - 1 : -1;
 }
 
 KR_DEV float sum_psi(const kr_mamba3_bwd_params &p, int64_t unit, int m, int64_t begin, int64_t end, float sum) {
@@ -493,10 +495,10 @@ KR_DEV float crossing_at(const kr_mamba3_bwd_params &p, int64_t unit, int m, int
 KR_DEV float sum_of_finals(const kr_mamba3_bwd_params &p, int64_t unit, int m, const token &at) {
   const kr_mamba3_params &f = p.f;
   const float angle = angles_behind(p, at.row, (int)(unit % f.H), m);
-  if (!p.dfinal_states.data && !p.dfinal_B.data) return angle;
   const int64_t end = f.cu_seqlens.data ? offset_at(f, at.row + 1) : f.L, last = at.block + end - 1 - at.t,
-                from = end - 1 - (last & (p.each_bound - 1));
-  return sum_psi(p, unit, m, from, end, angle) - crossing_at(p, unit, m, last / p.each_bound - 1);
+                from = end - 1 - (last & bound_mask(p));
+  if ((!p.dfinal_states.data && !p.dfinal_B.data) || last <= bound_mask(p)) return angle;
+  return sum_psi(p, unit, m, from, end, angle) - crossing_at(p, unit, m, (last >> p.bound_shift) - 1);
 }
 
 /* The same of sequence `row`, kept. */
@@ -515,25 +517,33 @@ KR_DEV float sum_from(const kr_mamba3_bwd_params &p, int b, int64_t unit, int64_
   return sum_psi(p, unit, m, span * SPAN, t, crossing_at(p, unit, m, bound) + kept.sum);
 }
 
+/* The same of a call that is no pack; sum: of its sequence's finals. */
+KR_DEV float whole_sum_from(const kr_mamba3_bwd_params &p, int64_t unit, int64_t span, int m, float sum) {
+  const int64_t t = span * SPAN;
+  if (!p.crossing || t == 0 || (t & bound_mask(p))) return kr_bits_to_float(0x7f800000u);
+  return crossing_at(p, unit, m, (t >> p.bound_shift) - 1) + sum;
+}
+
 /* The sum over spans back from `end` to `begin`, onto `sum`; leaves (PUTS) what is behind each. Returns whether it
  * stops. */
-template <int PUTS>
+template <int PUTS, int IS_PACK>
 KR_DEV int sum_later(const kr_mamba3_bwd_params &p, int b, int64_t unit, int m, int64_t begin, int64_t end,
-                     float &sum) {
+                     finals kept, float &sum) {
   enum { AHEAD = 8 };
   const kr_mamba3_params &f = p.f;
   float *const at = p.later + span_of(f, unit, 0) + m;
-  finals kept = {-1, 0};
   int is_new = 0;
   for (int64_t last = end - 1; last >= begin; last -= AHEAD) {
     float own[AHEAD], known[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) own[i] = last - i >= begin ? at[(last - i) * f.M] : 0;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) known[i] = last - i >= begin ? sum_from(p, b, unit, last - i, m, kept) : 0;
+    for (int i = 0; i < AHEAD; i++)
+      known[i] = !IS_PACK && last - i >= begin ? whole_sum_from(p, unit, last - i, m, kept.sum) : 0;
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
       if (last - i < begin) continue;
+      if (IS_PACK) known[i] = sum_from(p, b, unit, last - i, m, kept);
       const int is_last = stops(f, b, last - i), is_known = kr_fma(known[i], 0.0f, 0.0f) == 0;
       if (PUTS) at[(last - i) * f.M] = sum;
       sum = is_known ? known[i] : is_last ? own[i] : sum + own[i], is_new |= is_last || is_known;
@@ -542,10 +552,8 @@ KR_DEV int sum_later(const kr_mamba3_bwd_params &p, int b, int64_t unit, int m, 
   return is_new;
 }
 
-/* A block per head of a sequence: each warp has a part of the spans, a lane a pair. */
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_later(const kr_mamba3_bwd_params p) {
-  KR_SHARED float sums[WARPS][32];
-  KR_SHARED int are_new[WARPS];
+template <int IS_PACK>
+KR_DEV void sum_behind(const kr_mamba3_bwd_params &p, float (*sums)[32], int *are_new) {
   const kr_mamba3_params &f = p.f;
   const int64_t unit = kr_block_x(), each = (f.n_spans + WARPS - 1) / WARPS, warp = kr_thread() >> 5,
                 begin = warp * each, end = begin + each < f.n_spans ? begin + each : f.n_spans;
@@ -554,14 +562,26 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_later(const kr_mamba3_bwd_params 
     float sum = 0;
     int is_new = 0;
     kr_sync();
-    if (m < f.M) is_new = sum_later<0>(p, b, unit, m, begin, end, sum);
+    finals kept = {-1, 0};
+    if (!IS_PACK && p.crossing && m < f.M) kept.sum = sum_of_finals(p, unit, m, token_at(f, b, 0));
+    if (m < f.M) is_new = sum_later<0, IS_PACK>(p, b, unit, m, begin, end, kept, sum);
     sums[warp][lane] = sum;
     if (lane == 0) are_new[warp] = is_new;
     kr_sync();
     sum = 0;
     for (int w = WARPS - 1; w > warp; w--) sum = are_new[w] ? sums[w][lane] : sum + sums[w][lane];
-    if (m < f.M) sum_later<1>(p, b, unit, m, begin, end, sum);
+    if (m < f.M) sum_later<1, IS_PACK>(p, b, unit, m, begin, end, kept, sum);
   }
+}
+
+/* A block per head of a sequence: each warp has a part of the spans, a lane a pair. */
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_later(const kr_mamba3_bwd_params p) {
+  KR_SHARED float sums[WARPS][32];
+  KR_SHARED int are_new[WARPS];
+  if (p.f.cu_seqlens.data)
+    sum_behind<1>(p, sums, are_new);
+  else
+    sum_behind<0>(p, sums, are_new);
 }
 
 /* Sums of 16 values a lane over a warp, that of value i to lanes i and i + 16. */

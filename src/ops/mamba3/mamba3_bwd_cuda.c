@@ -144,7 +144,7 @@ static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_ar
 static int32_t count_bounds(const kr_mamba3_core *core, const kr_mamba3_bwd_params *p) {
   const kr_mamba3_params *const f = &p->f;
   const int64_t blocks = f->n_rows / f->ranks;
-  return core->ssd_bwd_made && f->N <= KR_MAMBA3_WALK_N && blocks ? (int32_t)((blocks - 1) / p->each_bound) : 0;
+  return core->ssd_bwd_made && f->N <= KR_MAMBA3_WALK_N && blocks ? (int32_t)((blocks - 1) >> p->bound_shift) : 0;
 }
 
 /* Whether the scan that makes y leaves the states before chunks, too. */
@@ -160,7 +160,7 @@ static gradient gradient_of(const krait_ctx *ctx, int which, const kr_mamba3_bwd
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
   view_tensors(&g.p, a);
   be_plain(ctx, core, &g.in, &g.p, g.type);
-  g.p.each_bound = has_inner(ctx, &g.p) ? 4 * KR_MAMBA3_CHUNK : KR_MAMBA3_CHUNK;
+  g.p.bound_shift = has_inner(ctx, &g.p) ? 8 : 6; /* chunks or more */
   g.p.n_bounds = count_bounds(core, &g.p);
   g.at = place_gradient(&g.p, scratch, g.type);
   if (g.p.f.is_walked) {

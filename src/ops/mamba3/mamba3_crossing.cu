@@ -71,7 +71,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_crossing(const kr_mamba3_bwd_para
   const kr_mamba3_params &f = p.f;
   const int bound = kr_block_x() / f.H, h = kr_block_x() - bound * f.H, b = kr_block_z(), lane = kr_thread() & 31,
             warp = kr_thread() >> 5;
-  const int64_t unit = unit_of(f, b, h), block = (int64_t)(bound + 1) * p.each_bound;
+  const int64_t unit = unit_of(f, b, h), block = (int64_t)(bound + 1) << p.bound_shift;
   for (int m = lane; m - lane < f.M; m += 32) {
     float sum = m < f.M ? cross_states(p, b, h, block * f.ranks / CHUNK, m) : 0.0f;
     if (warp == 0 && m < f.M && !f.is_direct) sum -= cross_keys(p, b, h, block, m);

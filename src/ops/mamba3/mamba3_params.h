@@ -71,10 +71,10 @@ typedef struct kr_mamba3_bwd_params {
   float *later;             /* (B,H,n_spans,M): sums of psi over a span, then over those behind it */
   float *slopes;            /* (B,H,L): of a token's angles about dt */
   float *crossing;          /* (B,H,n_bounds,M), or absent: the sum of psi from a bound on, if the SSD met no NaN or
-                               infinity, else infinity. Bound i is before block each_bound (i + 1) */
+                               infinity, else infinity. Bound i is before block (i + 1) << bound_shift */
   const void *S, *M_states; /* tiles of 64 channels: states before the SSD's chunks, gradients of those behind them */
   const int32_t *spoilt;    /* (B,H): heads with NaN or infinity */
-  int32_t n_bounds, each_bound, has_warpgroup_tiles; /* each_bound: a power of two */
+  int32_t n_bounds, bound_shift, has_warpgroup_tiles;
   float *biases;            /* (B n_tiles,H,2,R,N): dC_bias, dB_bias of a tile */
   float *factors;           /* (n_factors,H,n_parts): of a chunk dmimo_z, dmimo_o, dmimo_x, dnorm_weight, dD */
   int32_t n_factors, n_parts; /* n_factors: chunks of the batch, and sequences, for initial_x */

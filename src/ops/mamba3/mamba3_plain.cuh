@@ -218,7 +218,8 @@ KR_DEV own_biases<RANKS> get_biases(const kr_mamba3_params &f, int h) {
 #pragma unroll
   for (int j = 0; j < 2 * RANKS * MOST_N / THREADS; j++) {
     const int i = j * THREADS + kr_thread(), own = i < each ? i : i - each, r = own >> shift, n = own & (f.N - 1);
-    if (i < 2 * each) to.v[j] = i < each ? get(f.C_bias, at3(f.C_bias, h, r, n)) : get(f.B_bias, at3(f.B_bias, h, r, n));
+    const kr_view &from = i < each ? f.C_bias : f.B_bias;
+    if (i < 2 * each) to.v[j] = get(from, at3(from, h, r, n));
   }
   return to;
 }

@@ -96,12 +96,11 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
  * float16 a D beyond 65504 would be infinite there. */
 static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
 
-/* Who has a part in a gradient. run, or absent: makes, for a call on warpgroups and before step sizes and D are read, S,
- * the states before chunks in shared-memory layout, and of a gated call dy before the gate as forward's output and dz,
- * of another one dout. spoilt: as
- * kr_ssd_params.spoilt, of its own. run_inner, or absent: in place of the walk back and of the kernel that takes chunk
- * by chunk; it may give p groups of heads, with dB, dC and the memory of splits' sums as these have them. take_states,
- * or absent: reads p's S, M and spoilt, behind these kernels. */
+/* Who has a part in a gradient. run, or absent: makes, for a call on warpgroups and before step sizes and D are read,
+ * S, the states before chunks in shared-memory layout, and of a gated call dy before the gate as forward's output and
+ * dz, of another one dout. spoilt: as kr_ssd_params.spoilt, of its own. run_inner, or absent: in place of the walk back
+ * and of the kernel that takes chunk by chunk; it may give p groups of heads, with dB, dC and the memory of splits'
+ * sums as these have them. take_states, or absent: reads p's S, M and spoilt, behind these kernels. */
 typedef struct kr_ssd_maker {
   int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
   const void *user;
