@@ -527,8 +527,8 @@ KR_DEV float whole_sum_from(const kr_mamba3_bwd_params &p, int64_t unit, int64_t
 /* The sum over spans back from `end` to `begin`, onto `sum`; leaves (PUTS) what is behind each. Returns whether it
  * stops. */
 template <int PUTS, int IS_PACK>
-KR_DEV int sum_later(const kr_mamba3_bwd_params &p, int b, int64_t unit, int m, int64_t begin, int64_t end,
-                     finals kept, float &sum) {
+KR_DEV int sum_later(const kr_mamba3_bwd_params &p, int b, int64_t unit, int m, int64_t begin, int64_t end, finals kept,
+                     float &sum) {
   enum { AHEAD = 8 };
   const kr_mamba3_params &f = p.f;
   float *const at = p.later + span_of(f, unit, 0) + m;

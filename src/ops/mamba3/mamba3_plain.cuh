@@ -266,8 +266,8 @@ typedef struct given {
   eight dq, dk;
   quad_angles angles;
 } given;
-/* The rest, which is near. by_k, by_q: lambda dt and the products of the rank's dy with every rank's input, and of every
- * rank's with its. share: psi of the ranks before. */
+/* The rest, which is near. by_k, by_q: lambda dt and the products of the rank's dy with every rank's input, and of
+ * every rank's with its. share: psi of the ranks before. */
 template <int RANKS>
 struct factors_of_given {
   kr_float4 share;
