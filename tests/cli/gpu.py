@@ -129,6 +129,10 @@ if "ampere" in tiers:  # a build with device code
                              ("float16", ("--tier", "turing"), "turing_tiles"), ("bfloat16", ("--tier", "turing"), "cuda_base")):
         timed = json.loads(krait("bench", "gemm", "--shape", "M=32,N=8,K=8", "--dtype", dtype, "--device", "cuda", *tier, "--json", env=machine(capability=80, l2=1 << 16)).stdout)
         check(timed["implementation"] == row and timed["host_s"] > 0, timed)
+    scan = ("bench", "mamba3", "--shape", "B=1,L=64,H=2,P=16,N=16,M=4", "--device", "cuda", "--json")
+    for dtype, tier, row in (("float16", "turing", "turing_chunks"), ("bfloat16", "turing", "base_chunks"), ("float16", "base", "base_chunks")):
+        timed = json.loads(krait(*scan, "--dtype", dtype, "--tier", tier, env=machine(capability=80, l2=1 << 16)).stdout)
+        check(timed["implementation"] == row, timed)
     check_error(2, "with --device cpu", *shape, "--device", "cuda", "--reference", env=machine(capability=80))
 rows = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--impl", "all", "--json").stdout)
 check([r for r in rows if r["implementation"] == "simd_scalar" and r["best_s"] > 0] and [r for r in rows if "capability" in r.get("refuses", "")], rows)

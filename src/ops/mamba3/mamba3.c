@@ -94,20 +94,23 @@ static void count_mamba3_step_cost(const void *args, kr_cost *cost) {
 
 #define GPU_IMPL(op, name, tier, row) \
   {name, KRAIT_CAP_CUDA_##tier, kr_##op##_##row##_refuse, kr_##op##_##row, kr_##op##_##row##_scratch}
-#define GPU_IMPLS(op)                                                                                             \
-  GPU_IMPL(op, "cuda_hopper", HOPPER, hopper), GPU_IMPL(op, "cuda_ampere_chunks", AMPERE, chunks),                \
-      GPU_IMPL(op, "ampere_chunks_tf32", AMPERE, tf32), GPU_IMPL(op, "ampere_chunks_parts", AMPERE, parts),       \
+#define OF_16_BITS(op) GPU_IMPL(op, "cuda_hopper", HOPPER, hopper), GPU_IMPL(op, "cuda_ampere_chunks", AMPERE, chunks)
+#define OTHERS(op)                                                                                      \
+  GPU_IMPL(op, "ampere_chunks_tf32", AMPERE, tf32), GPU_IMPL(op, "ampere_chunks_parts", AMPERE, parts), \
       GPU_IMPL(op, "base_chunks", BASE, tiles), GPU_IMPL(op, "cuda_base_tokens", BASE, tokens)
 
 static const kr_impl impls[] = {
-    GPU_IMPLS(mamba3),
+    OF_16_BITS(mamba3),
+    GPU_IMPL(mamba3, "turing_chunks", TURING, turing),
+    OTHERS(mamba3),
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_mamba3_##isa, kr_mamba3_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba3_ref, kr_mamba3_ref_scratch},
 };
 static const kr_impl bwd_impls[] = {
-    GPU_IMPLS(mamba3_bwd),
+    OF_16_BITS(mamba3_bwd),
+    OTHERS(mamba3_bwd),
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_mamba3_bwd_##isa, kr_mamba3_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

@@ -24,6 +24,7 @@ static const kr_kernel turns_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_turns"),
 
 const kr_mamba3_core *kr_mamba3_core_of(int which) {
   static const kr_mamba3_core cores[] = {
+      {.tier = KRAIT_CAP_CUDA_TURING, .ssd = {NULL, 0, kr_ssd_turing_refuse, kr_ssd_turing, kr_ssd_chunks_scratch}},
       {KRAIT_CAP_CUDA_AMPERE, 0, 0, 1,
        CORE(kr_ssd_hopper_refuse, kr_ssd_hopper, kr_ssd_hopper_scratch, kr_ssd_bwd_hopper_refuse, kr_ssd_bwd_hopper,
             kr_ssd_bwd_hopper_scratch),
@@ -305,6 +306,7 @@ static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which
   uint64_t kr_mamba3_##name##_scratch(const krait_ctx *ctx, const void *args) { return scan_scratch(ctx, args, which); }
 ROW(hopper, KR_MAMBA3_HOPPER)
 ROW(chunks, KR_MAMBA3_CHUNKS)
+ROW(turing, KR_MAMBA3_TURING)
 ROW(tf32, KR_MAMBA3_CHUNKS_TF32)
 ROW(parts, KR_MAMBA3_PARTS)
 ROW(tiles, KR_MAMBA3_TILES)

@@ -22,7 +22,16 @@ typedef struct kr_mamba3_core {
 /* A kernel of mamba3_ranks.cu, by whether ranks are four instead of two, and type. */
 #define KR_MAMBA3_BY_RANKS(name) {KR_BY_TYPE("mamba3_ranks", name "_2"), KR_BY_TYPE("mamba3_ranks", name "_4")}
 
-enum { KR_MAMBA3_HOPPER, KR_MAMBA3_CHUNKS, KR_MAMBA3_CHUNKS_TF32, KR_MAMBA3_PARTS, KR_MAMBA3_TILES, KR_MAMBA3_TOKENS };
+/* turing: of the scan alone */
+enum {
+  KR_MAMBA3_TURING,
+  KR_MAMBA3_HOPPER,
+  KR_MAMBA3_CHUNKS,
+  KR_MAMBA3_CHUNKS_TF32,
+  KR_MAMBA3_PARTS,
+  KR_MAMBA3_TILES,
+  KR_MAMBA3_TOKENS
+};
 const kr_mamba3_core *kr_mamba3_core_of(int which);
 
 /* Why the kernels around the SSD take no such call, or NULL. */

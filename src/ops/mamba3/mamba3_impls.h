@@ -14,6 +14,7 @@
 #define KR_MAMBA3_ROWS(X, op) X(op, hopper) X(op, chunks) X(op, tf32) X(op, parts) X(op, tiles) X(op, tokens)
 KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3)
 KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3_bwd)
+KR_MAMBA3_GPU(mamba3, turing) /* whose SSD has no gradient */
 
 #define KR_MAMBA3_STEP_FAMILIES(X, op) X(op, four_states) X(op, any_strides)
 KR_MAMBA3_STEP_FAMILIES(KR_CUDA_FAMILY_DECLARE, mamba3_step)
