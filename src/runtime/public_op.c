@@ -125,15 +125,19 @@ void kr_public_give(const kr_public_op *p, const void *args, void *made) {
 
 /* ---- calls ---- */
 
+int32_t kr_taken_run(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, void *args) {
+  const uint64_t bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;
+  if (bytes && !((kr_call *)args)->scratch) return kr_lent_run(op, impl, ctx, args, bytes);
+  return kr_op_run_impl(op, impl, ctx, args, bytes);
+}
+
 static int32_t run_public(const kr_public_op *p, const krait_ctx *ctx, const void *given) {
   _Alignas(16) unsigned char args[KR_MOST_ARGS_BYTES];
   const kr_impl *impl = NULL;
   KR_CHECK(ctx, KRAIT_ERR_ARGUMENT, "%s: ctx must not be NULL", p->op->name);
   KR_TRY(kr_public_take(p, given, args));
   KR_TRY(kr_op_prepare(p->op, ctx, args, NULL, &impl));
-  const uint64_t bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;
-  if (bytes && !((kr_call *)args)->scratch) return kr_lent_run(p->op, impl, ctx, args, bytes);
-  return kr_op_run_impl(p->op, impl, ctx, args, bytes);
+  return kr_taken_run(p->op, impl, ctx, args);
 }
 
 int32_t kr_public_run(const kr_public_op *p, const krait_ctx *ctx, const void *given) {

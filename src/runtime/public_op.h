@@ -23,6 +23,8 @@ typedef struct kr_public_op {
 
 /* args (KR_MOST_ARGS_BYTES) become the op's internal args: complete, their sizes derived and shapes checked. */
 int32_t kr_public_take(const kr_public_op *p, const void *given, void *args);
+/* Runs such args with the implementation of kr_op_prepare; the context lends scratch if they have none. */
+int32_t kr_taken_run(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, void *args);
 /* The public function of an op. */
 int32_t kr_public_run(const kr_public_op *p, const krait_ctx *ctx, const void *given);
 /* krait_shapes_check. */

@@ -19,6 +19,7 @@
 
 #include "alloc.h"
 #include "clock.h"
+#include "env.h"
 #include "nccl.h"
 #include "optimiser.h"
 #include "status.h"
@@ -318,11 +319,18 @@ static int32_t join(kr_ranks *r, kr_nccl_id id) {
   return KRAIT_OK;
 }
 
+/* To one algorithm, whose order of terms does not change from run to run, unless the environment says otherwise. */
+static void pin_sums(void) {
+  kr_env_offer("NCCL_ALGO", "Ring"), kr_env_offer("NCCL_PROTO", "Simple");
+  kr_env_offer("NCCL_NVLS_ENABLE", "0"); /* multicast would not be used, and has more requirements */
+}
+
 int32_t kr_ranks_join(kr_ranks *r, const krait_ctx *ctx) {
   kr_nccl_id id = {{0}};
   if (!r) return KRAIT_OK;
   r->ctx = ctx;
   KR_CHECK(ctx->cuda, KRAIT_ERR_ARGUMENT, "several processes can train together only on GPUs: on a CPU use --threads");
+  pin_sums();
   KR_TRY(kr_nccl_load(&r->nccl));
   KR_TRY(kr_ranks_agree(r, (uint32_t)r->nccl->version, "version of NCCL")); /* and nobody has failed so far */
   if (r->rank) {

@@ -1,7 +1,8 @@
-/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that really gather and sum,
+/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that really gather, sum and send,
  * through a shared file; a sum begins with another rank for each element, as those of a ring do for each part. A call
- * returns when all ranks have arrived, or when another thread aborts the communicator. KR_FAKE_NCCL
- * ("version=2300,off=3"): the version; a rank whose gradients are a thousandth too large. */
+ * returns when all ranks have arrived (a message: when the one before it was taken), or when another thread aborts the
+ * communicator. KR_FAKE_NCCL ("version=2300,off=3"): the version; a rank whose gradients are a thousandth too large.
+ */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -15,14 +16,21 @@
 
 #define EXPORT __attribute__((visibility("default")))
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID = 4, FLOAT32 = 7, SUM = 0, MOST_RANKS = 8, MOST_FLOATS = 1 << 20 };
+enum { MOST_SENT = 1 << 18 };
 
 typedef struct id {
   char bytes[128]; /* the file's path */
 } id;
 
+typedef struct mailbox {
+  atomic_int n_sent, n_taken;
+  float message[MOST_SENT];
+} mailbox;
+
 typedef struct shared {
   atomic_int arrived[2]; /* before and after the sums */
   float given[MOST_RANKS][MOST_FLOATS];
+  mailbox boxes[MOST_RANKS][MOST_RANKS]; /* from, to */
 } shared;
 
 typedef struct communicator {
@@ -39,6 +47,12 @@ EXPORT int ncclCommAbort(communicator *c);
 EXPORT int ncclCommGetAsyncError(communicator *c, int *result);
 EXPORT int ncclAllGather(const void *from, void *to, size_t n, int type, communicator *c, void *stream);
 EXPORT int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream);
+EXPORT int ncclCommCount(const communicator *c, int *n);
+EXPORT int ncclCommUserRank(const communicator *c, int *rank);
+EXPORT int ncclGroupStart(void);
+EXPORT int ncclGroupEnd(void);
+EXPORT int ncclSend(const void *from, size_t n, int type, int to, communicator *c, void *stream);
+EXPORT int ncclRecv(void *to, size_t n, int type, int from, communicator *c, void *stream);
 EXPORT const char *ncclGetErrorString(int result);
 
 static long fake_nccl_setting(const char *key, long otherwise) {
@@ -125,6 +139,45 @@ int ncclAllGather(const void *from, void *to, size_t n, int type, communicator *
   (void)stream;
   if (type != FLOAT32 || n > MOST_FLOATS) return INVALID;
   return exchange(c, from, n, to, gather), SUCCESS;
+}
+
+/* ---- messages ---- */
+
+int ncclCommCount(const communicator *c, int *n) { return *n = c->n, SUCCESS; }
+int ncclCommUserRank(const communicator *c, int *rank) { return *rank = c->rank, SUCCESS; }
+int ncclGroupStart(void) { return SUCCESS; }
+int ncclGroupEnd(void) { return SUCCESS; }
+
+/* Until so many were sent and taken; whether it has to give up. */
+static int await_box(communicator *c, mailbox *box, int is_full) {
+  while (atomic_load(&box->n_sent) - atomic_load(&box->n_taken) != is_full) {
+    if (atomic_load(&c->aborted)) return 1;
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  }
+  return 0;
+}
+
+int ncclSend(const void *from, size_t n, int type, int to, communicator *c, void *stream) {
+  (void)stream;
+  if (type != FLOAT32 || n > MOST_SENT || to < 0 || to >= c->n || to == c->rank) return INVALID;
+  mailbox *box = &c->file->boxes[c->rank][to];
+  if (await_box(c, box, 0)) return SUCCESS;
+  touch(1);
+  memcpy(box->message, from, n * sizeof(float));
+  touch(0);
+  if (fake_nccl_setting("off=", -1) == c->rank) box->message[n / 2] *= 1.001f;
+  return atomic_fetch_add(&box->n_sent, 1), SUCCESS;
+}
+
+int ncclRecv(void *to, size_t n, int type, int from, communicator *c, void *stream) {
+  (void)stream;
+  if (type != FLOAT32 || n > MOST_SENT || from < 0 || from >= c->n || from == c->rank) return INVALID;
+  mailbox *box = &c->file->boxes[from][c->rank];
+  if (await_box(c, box, 1)) return SUCCESS;
+  touch(1);
+  memcpy(to, box->message, n * sizeof(float));
+  touch(0);
+  return atomic_fetch_add(&box->n_taken, 1), SUCCESS;
 }
 
 /* Another thread may be in it: not freed. */

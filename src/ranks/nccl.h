@@ -20,17 +20,15 @@ typedef struct kr_nccl {
 
 enum { KR_NCCL_FLOAT32 = 7, KR_NCCL_SUM = 0, KR_NCCL_IN_PROGRESS = 7 }; /* part of its ABI */
 
-/* Loads the library (KRAIT_LIBNCCL, else libnccl.so.2) once per process; later calls return the first result. Sums are
- * pinned to one algorithm, whose order of terms does not change from run to run, unless NCCL_ALGO and NCCL_PROTO are
- * set. */
+/* Loads the library (KRAIT_LIBNCCL, else libnccl.so.2) once per process; later calls return the first result. */
 int32_t kr_nccl_load(const kr_nccl **nccl);
 /* Converts a failed call to a status, with the library's error text. */
 int32_t kr_nccl_fail(const kr_nccl *nccl, int result, const char *doing);
 
-#define KR_NCCL_TRY(nccl, call, doing)                                             \
-  do {                                                                             \
-    const int kr_nccl_result_ = (nccl)->call;                                      \
-    if (kr_nccl_result_) return kr_nccl_fail((nccl), kr_nccl_result_, (doing));    \
+#define KR_NCCL_TRY(nccl, call, doing)                                          \
+  do {                                                                          \
+    const int kr_nccl_result_ = (nccl)->call;                                   \
+    if (kr_nccl_result_) return kr_nccl_fail((nccl), kr_nccl_result_, (doing)); \
   } while (0)
 
 #endif

@@ -8,7 +8,7 @@
 #include "env.h"
 #include "status.h"
 
-enum { OLDEST = 2400 };
+enum { OLDEST = 2700 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static kr_nccl table;
@@ -38,8 +38,6 @@ static int32_t find_symbols(kr_dlib *lib, const char *path) {
 
 static int32_t load_table(void) {
   const char *path = kr_env_libnccl() ? kr_env_libnccl() : "libnccl.so.2", *why = "";
-  kr_env_offer("NCCL_ALGO", "Ring"), kr_env_offer("NCCL_PROTO", "Simple"),
-      kr_env_offer("NCCL_NVLS_ENABLE", "0"); /* multicast would not be used, and has more requirements */
   kr_dlib *lib = kr_dlib_open(path, &why);
   KR_CHECK(
       lib, KRAIT_ERR_UNSUPPORTED,
@@ -47,7 +45,7 @@ static int32_t load_table(void) {
       why);
   KR_TRY(find_symbols(lib, path)); /* stays loaded: it starts threads */
   KR_NCCL_TRY(&table, GetVersion(&table.version), "asking its version");
-  KR_CHECK(table.version >= OLDEST, KRAIT_ERR_UNSUPPORTED, "%s is NCCL %d, krait needs 2.4 or later", path,
+  KR_CHECK(table.version >= OLDEST, KRAIT_ERR_UNSUPPORTED, "%s is NCCL %d, krait needs 2.7 or later", path,
            table.version);
   return KRAIT_OK;
 }
