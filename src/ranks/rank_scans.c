@@ -154,6 +154,8 @@ static int32_t neighbour(const krait_ranks *r, int step) {
 static int32_t check_part(rank_part *p) {
   static const char *const packed[] = {"seq_idx", "cu_seqlens"};
   if (p->ranks->n == 1) return KRAIT_OK;
+  KR_CHECK(named_size(p, "L") > 0, KRAIT_ERR_ARGUMENT, "%s: rank %d of %d has no tokens: each part needs one at least",
+           p->op->name, p->ranks->rank, p->ranks->n);
   KR_CHECK(!(call_of(p)->flags & p->family->both), KRAIT_ERR_UNSUPPORTED,
            "%s: both directions in one call have no states that could travel between ranks", p->op->name);
   for (size_t i = 0; i < sizeof packed / sizeof *packed; i++) {

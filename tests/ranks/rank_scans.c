@@ -418,7 +418,7 @@ static int is_whole_sequence(const struct family *f, kr_case *c, int64_t most) {
     if (found >= 0 && kr_sig_view(c->sig, c->args, found)->data) return 0;
   }
   const int64_t L = kr_sig_get_size(c->sig, c->args, size_L(c->sig));
-  return !(((kr_call *)c->args)->flags & f->both) && L >= 2 && L <= most;
+  return !(((kr_call *)c->args)->flags & f->both) && L >= MOST_RANKS && L <= most;
 }
 
 /* Inputs are read by other processes. */
@@ -494,7 +494,7 @@ static int64_t check_family(const struct family *f, int64_t n_cases, int64_t mos
       const int n = 2 + (int)(done % 2), is_reverse = (((kr_call *)c.args)->flags & f->reverse) != 0;
       int64_t cuts[MOST_RANKS + 1] = {0};
       cuts[n] = kr_sig_get_size(c.sig, c.args, size_L(c.sig));
-      for (int r = 1; r < n; r++) cuts[r] = kr_case_int(&c, cuts[r - 1], cuts[n]);
+      for (int r = 1; r < n; r++) cuts[r] = kr_case_int(&c, cuts[r - 1] + 1, cuts[n] - n + r);
       snprintf(label, sizeof label, "%s, seed %llu, case %lld, %d ranks%s", f->name, (unsigned long long)seed,
                (long long)index, n, is_reverse ? ", in reverse" : "");
       used = 0;
@@ -521,7 +521,7 @@ static void random_parts(void **state) {
 }
 
 #ifndef KR_EMULATED
-/* They show, except in a part of no tokens, or where decays leave nothing of a state. */
+/* They show, except where decays leave nothing of a state. */
 static void wrong_messages(void **state) {
   (void)state;
   is_off = 1;
@@ -625,6 +625,10 @@ static void refused_calls(void **state) {
   assert_says(krait_ranks_selective_scan(first, &a), KRAIT_ERR_UNSUPPORTED, "packed sequences (cu_seqlens)");
   a = small_scan(m), a.call.flags = KRAIT_SCAN_BOTH, a.A_reverse = a.A;
   assert_says(krait_ranks_selective_scan(first, &a), KRAIT_ERR_UNSUPPORTED, "both directions");
+  a = small_scan(m);
+  a.u.size[2] = a.delta.size[2] = a.Bmat.size[3] = a.Cmat.size[3] = a.out.size[2] = 0;
+  assert_says(krait_ranks_selective_scan(first, &a), KRAIT_ERR_ARGUMENT, "rank 0 of 2 has no tokens");
+  assert_int_equal(krait_ranks_selective_scan(alone, &a), 0);
   a = small_scan(m), a.A.data = NULL;
   assert_says(krait_ranks_selective_scan(second, &a), KRAIT_ERR_ARGUMENT, "A");
   a = small_scan(m), a.initial_state = krait_tensor_of(&before, KRAIT_BF16, 3, split);
