@@ -2,19 +2,20 @@
  * Mamba 1, 2 and 3 and the short convolution continue where the rank before ended, and gradients go back the same way.
  * A rank is a process or a thread with a context of its own.
  *
- * Every rank calls the same operators in the same order, with the args of its own part (ops.h), whose lengths may
- * differ (of a token at least); whatever is not along L has the same sizes everywhere. The states are the caller's
- * memory, float32 (complex64 where the operator's are) and dense: forward    initial states are written: what the rank
- * before left (on the first rank they are the caller's input, or absent); final states go to the next rank (on the last
- * one they are the caller's, or absent) gradient   initial states are those of the forward call; gradients of final
- * states are written: they come from the next rank (on the last one they are the caller's, or absent); gradients of
- * initial states go to the rank before (on the first one they are the caller's, or absent) In reverse the order of
- * ranks is the opposite one. Results have the bits of one device that runs the same parts one after the other. What is
- * summed over tokens, such as gradients of parameters, is that of the own part: add them up. Packed sequences (seq_idx,
- * cu_seqlens) and both directions in one call are refused, unless n is 1: that is the plain operator. Arguments are
- * checked before anything is sent. Calls are enqueued on the args' stream and do not wait for the host; a part waits
- * for its neighbour's message. After an error that only some ranks have, close the group on all of them: the others
- * would wait for its messages.
+ * Every rank calls the same operators in the same order, with the args of its own part (ops.h), which has a token at
+ * least; lengths may differ, whatever is not along L has the same sizes everywhere. The states are the caller's memory,
+ * float32 (complex64 where the operator's are) and dense:
+ *   forward    initial states are written: what the rank before left (on the first rank they are the caller's input, or
+ *              absent); final states go to the next rank (on the last one they are the caller's, or absent)
+ *   gradient   initial states are those of the forward call; gradients of final states are written: they come from the
+ *              next rank (on the last one they are the caller's, or absent); gradients of initial states go to the rank
+ *              before (on the first one they are the caller's, or absent)
+ * In reverse the order of ranks is the opposite one. Results have the bits of one device that runs the same parts one
+ * after the other. What is summed over tokens, such as gradients of parameters, is that of the own part: add them up.
+ * Packed sequences (seq_idx, cu_seqlens) and both directions in one call are refused, unless n is 1: that is the plain
+ * operator. Arguments are checked before anything is sent. Calls are enqueued on the args' stream and do not wait for
+ * the device; a part waits for its neighbour's message. After an error that only some ranks have, close the group on
+ * all of them: the others would wait for its messages.
  *
  *   krait_ranks_open(ctx, &id, rank, n, &ranks);          // id: rank 0's krait_ranks_new_id, brought here by you
  *   krait_ranks_causal_conv1d(ranks, &conv);
