@@ -5,21 +5,9 @@
 
 /* ---- the params -------------------------------------------------------------------------------------------------- */
 
-static kr_decode_matrix mamba_decode_matrix_of(const kr_view *v) {
-  return (kr_decode_matrix){v->data, 2 * v->stride[0], 2 * v->stride[1], NULL, 0, 0};
-}
 static kr_decode_matrix words_of(const kr_view *v, const kr_view *scales) {
   return (kr_decode_matrix){v->data,      4 * v->stride[0],  4 * v->stride[1],
                             scales->data, scales->stride[0], scales->stride[1]};
-}
-static kr_decode_halves halves_of(const kr_view *v) {
-  return (kr_decode_halves){v->data, v->stride[0], v->stride[1]};
-}
-static kr_decode_floats floats_of(const kr_view *v) {
-  return (kr_decode_floats){v->data, v->stride[0], v->stride[1]};
-}
-static kr_decode_state state_of(const kr_view *v) {
-  return (kr_decode_state){v->data, v->stride[0], v->stride[1], v->stride[2], v->stride[3], v->dtype == KRAIT_F32, 0};
 }
 
 static int64_t n_columns_of(const kr_mamba_decode_args *a) {
@@ -28,33 +16,33 @@ static int64_t n_columns_of(const kr_mamba_decode_args *a) {
 
 kr_decode_params kr_mamba_decode_describe(const kr_mamba_decode_args *a) {
   const int64_t is_second = !kr_has(&a->dt_proj);
-  kr_decode_params p = {.in_proj = mamba_decode_matrix_of(&a->in_proj),
-                      .x_proj = mamba_decode_matrix_of(&a->x_proj),
-                      .dt_proj = mamba_decode_matrix_of(&a->dt_proj),
-                      .out_proj = mamba_decode_matrix_of(&a->out_proj),
-                      .norm = halves_of(&a->norm_weight),
-                      .conv = halves_of(&a->conv_weight),
-                      .conv_bias = halves_of(&a->conv_bias),
-                      .gate_norm = halves_of(&a->gate_norm),
-                      .dt_bias = floats_of(&a->dt_bias),
-                      .A = floats_of(&a->A),
-                      .D = floats_of(&a->Dvec),
-                      .conv_state = state_of(&a->conv_state),
-                      .ssm_state = state_of(&a->ssm_state),
-                      .x = a->x.data,
-                      .out = a->out.data,
-                      .slots = a->state_batch_indices.data,
-                      .eps = a->eps,
-                      .n_layers = (int32_t)a->Y,
-                      .n_slots = (int32_t)a->n_states,
-                      .width = (int32_t)a->D,
-                      .inner = (int32_t)a->E,
-                      .N = (int32_t)a->N,
-                      .W = (int32_t)a->W,
-                      .R = (int32_t)a->R,
-                      .H = (int32_t)a->H,
-                      .n_columns = (int32_t)n_columns_of(a),
-                      .is_second = (int32_t)is_second};
+  kr_decode_params p = {.in_proj = kr_decode_matrix_of(&a->in_proj),
+                        .x_proj = kr_decode_matrix_of(&a->x_proj),
+                        .dt_proj = kr_decode_matrix_of(&a->dt_proj),
+                        .out_proj = kr_decode_matrix_of(&a->out_proj),
+                        .norm = kr_decode_halves_of(&a->norm_weight),
+                        .conv = kr_decode_halves_of(&a->conv_weight),
+                        .conv_bias = kr_decode_halves_of(&a->conv_bias),
+                        .gate_norm = kr_decode_halves_of(&a->gate_norm),
+                        .dt_bias = kr_decode_floats_of(&a->dt_bias),
+                        .A = kr_decode_floats_of(&a->A),
+                        .D = kr_decode_floats_of(&a->Dvec),
+                        .conv_state = kr_decode_state_of(&a->conv_state),
+                        .ssm_state = kr_decode_state_of(&a->ssm_state),
+                        .x = a->x.data,
+                        .out = a->out.data,
+                        .slots = a->state_batch_indices.data,
+                        .eps = a->eps,
+                        .n_layers = (int32_t)a->Y,
+                        .n_slots = (int32_t)a->n_states,
+                        .width = (int32_t)a->D,
+                        .inner = (int32_t)a->E,
+                        .N = (int32_t)a->N,
+                        .W = (int32_t)a->W,
+                        .R = (int32_t)a->R,
+                        .H = (int32_t)a->H,
+                        .n_columns = (int32_t)n_columns_of(a),
+                        .kind = is_second ? KR_DECODE_MAMBA2 : KR_DECODE_MAMBA};
   if (kr_has(&a->in_proj_qweight)) {
     p.in_proj = words_of(&a->in_proj_qweight, &a->in_proj_scales),
     p.out_proj = words_of(&a->out_proj_qweight, &a->out_proj_scales);
@@ -66,8 +54,7 @@ kr_decode_params kr_mamba_decode_describe(const kr_mamba_decode_args *a) {
 
 /* ---- accepted calls ---------------------------------------------------------------------------------------------- */
 
-/* Last dimension contiguous, other strides multiples of `elements`, data aligned to as many. */
-static int lies_in(const kr_view *v, int n_dims, int64_t elements) {
+int kr_decode_lies_in(const kr_view *v, int n_dims, int64_t elements) {
   int64_t strides = 0;
   for (int i = 0; i + 1 < n_dims; i++) strides |= v->stride[i];
   return !v->data || (v->stride[n_dims - 1] == 1 && strides % elements == 0 &&
@@ -92,16 +79,17 @@ static const char *refuse_types(const kr_mamba_decode_args *a) {
 }
 
 static const char *refuse_places(const kr_mamba_decode_args *a) {
-  const int rows = lies_in(&a->in_proj, 3, 8) && lies_in(&a->x_proj, 3, 8) && lies_in(&a->dt_proj, 3, 8) &&
-                   lies_in(&a->out_proj, 3, 8) && lies_in(&a->in_proj_qweight, 3, 4) &&
-                   lies_in(&a->x_proj_qweight, 3, 4) && lies_in(&a->out_proj_qweight, 3, 4) &&
-                   lies_in(&a->in_proj_scales, 3, 2) && lies_in(&a->x_proj_scales, 3, 2) &&
-                   lies_in(&a->out_proj_scales, 3, 2);
-  const int fours = lies_in(&a->x, 2, 4) && lies_in(&a->norm_weight, 2, 4) && lies_in(&a->gate_norm, 2, 4) &&
-                    lies_in(&a->out, 2, 4) && lies_in(&a->ssm_state, 4, 4) &&
-                    (!kr_has(&a->dt_proj) || lies_in(&a->A, 3, 4));
-  const int ones = lies_in(&a->conv_weight, 3, 1) && lies_in(&a->conv_bias, 2, 1) && lies_in(&a->dt_bias, 2, 1) &&
-                   lies_in(&a->Dvec, 2, 1) && (kr_has(&a->dt_proj) || lies_in(&a->A, 2, 1));
+  const int rows = kr_decode_lies_in(&a->in_proj, 3, 8) && kr_decode_lies_in(&a->x_proj, 3, 8) &&
+                   kr_decode_lies_in(&a->dt_proj, 3, 8) && kr_decode_lies_in(&a->out_proj, 3, 8) &&
+                   kr_decode_lies_in(&a->in_proj_qweight, 3, 4) && kr_decode_lies_in(&a->x_proj_qweight, 3, 4) &&
+                   kr_decode_lies_in(&a->out_proj_qweight, 3, 4) && kr_decode_lies_in(&a->in_proj_scales, 3, 2) &&
+                   kr_decode_lies_in(&a->x_proj_scales, 3, 2) && kr_decode_lies_in(&a->out_proj_scales, 3, 2);
+  const int fours = kr_decode_lies_in(&a->x, 2, 4) && kr_decode_lies_in(&a->norm_weight, 2, 4) &&
+                    kr_decode_lies_in(&a->gate_norm, 2, 4) && kr_decode_lies_in(&a->out, 2, 4) &&
+                    kr_decode_lies_in(&a->ssm_state, 4, 4) && (!kr_has(&a->dt_proj) || kr_decode_lies_in(&a->A, 3, 4));
+  const int ones = kr_decode_lies_in(&a->conv_weight, 3, 1) && kr_decode_lies_in(&a->conv_bias, 2, 1) &&
+                   kr_decode_lies_in(&a->dt_bias, 2, 1) && kr_decode_lies_in(&a->Dvec, 2, 1) &&
+                   (kr_has(&a->dt_proj) || kr_decode_lies_in(&a->A, 2, 1));
   return rows && fours && ones ? NULL : "weights or states do not lie together, or unaligned";
 }
 

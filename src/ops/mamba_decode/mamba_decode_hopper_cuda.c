@@ -22,15 +22,16 @@ static void lay_out_block(kr_stream_params *s, int64_t blocks, int32_t at) {
   const kr_decode_params *p = &s->p;
   const int32_t channels = up(share_mamba_decode_hopper(p->inner, blocks), 12),
                 columns = share_mamba_decode_hopper(p->n_columns, blocks),
-                width = up(share_mamba_decode_hopper(p->width, blocks), 4), inputs = (p->is_second ? 4 : 2) * p->inner,
-                is_q8 = p->in_proj.scales != NULL, out_rows = is_q8 ? KR_STREAM_OUT_ROWS_Q8 : KR_STREAM_OUT_ROWS;
+                width = up(share_mamba_decode_hopper(p->width, blocks), 4),
+                inputs = (p->kind == KR_DECODE_MAMBA2 ? 4 : 2) * p->inner, is_q8 = p->in_proj.scales != NULL,
+                out_rows = is_q8 ? KR_STREAM_OUT_ROWS_Q8 : KR_STREAM_OUT_ROWS;
   const int32_t bytes[] = {up(inputs > 4 * p->width ? inputs : 4 * p->width, 16),
                            is_q8 ? 2 * p->inner : 0,
                            is_q8 ? p->inner / 8 : 0,
                            up((int64_t)share_mamba_decode_hopper(p->inner, blocks) * 2 * p->R, 16),
                            16 * channels,
                            16 * channels,
-                           p->is_second ? 16 * columns : KR_STREAM_WORKERS / 4 * out_rows,
+                           p->kind != KR_DECODE_MAMBA ? 16 * columns : KR_STREAM_WORKERS / 4 * out_rows,
                            16 * width,
                            4 * up(p->n_columns, 4),
                            64,
@@ -40,23 +41,25 @@ static void lay_out_block(kr_stream_params *s, int64_t blocks, int32_t at) {
                            4 * channels,
                            8 * KR_STREAM_MOST_STAGES,
                            8 * KR_STREAM_MOST_STAGES,
-                           8};
+                           16,
+                           p->kind == KR_DECODE_MAMBA3 ? KR_STREAM_HEADS * (int32_t)sizeof(kr_stream_head) : 0};
   int32_t *const to[] = {&s->at.inputs,       &s->at.bytes,       &s->at.steps,    &s->at.dt_rows, &s->at.sums,
                          &s->at.z_sums,       &s->at.column_sums, &s->at.out_sums, &s->at.columns, &s->at.squares,
                          &s->at.gate_squares, &s->at.residual,    &s->at.x,        &s->at.y,       &s->at.full,
-                         &s->at.empty,        &s->at.dt_full};
+                         &s->at.empty,        &s->at.dt_full,     &s->at.heads};
   for (size_t i = 0; i < sizeof to / sizeof *to; i++) *to[i] = at, at += bytes[i];
   s->at.end = at;
 }
 
-/* The params with as long a ring as fits; one without stages if none does. */
-static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const kr_mamba_decode_args *a) {
-  kr_stream_params s = {.p = kr_mamba_decode_describe(a)};
-  const kr_decode_params *p = &s.p;
+kr_stream_params kr_stream_params_of(const krait_ctx *ctx, const kr_decode_params *p) {
+  kr_stream_params s = {.p = *p};
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   s.stage_bytes = KR_STREAM_SCALES_AT + (p->in_proj.scales ? KR_STREAM_SCALES_AT / 16 : 0);
   s.stream_pairs = share_mamba_decode_hopper(share_mamba_decode_hopper(p->width, blocks), 4);
-  s.channel_pairs = share_mamba_decode_hopper(share_mamba_decode_hopper(p->inner, blocks), p->is_second ? 4 : 6);
+  s.channel_pairs =
+      share_mamba_decode_hopper(share_mamba_decode_hopper(p->inner, blocks), p->kind == KR_DECODE_MAMBA2 ? 4 : 6);
+  s.column_pairs = share_mamba_decode_hopper(share_mamba_decode_hopper(p->n_columns, blocks), 4);
+  s.over_column_pairs = 65536 / s.column_pairs + 1;
   s.over_stream_pairs = 65536 / s.stream_pairs + 1, s.over_channel_pairs = 65536 / s.channel_pairs + 1;
   s.over_head_width = (uint32_t)(((1ll << 32) + p->head_width - 1) / p->head_width);
   s.channels = shares_of(p->inner, blocks), s.columns = shares_of(p->n_columns, blocks);
@@ -68,6 +71,11 @@ static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const 
   s.window = lesser(KR_STREAM_UNDER_WAY / s.stage_bytes, s.n_stages - TEAMS);
   if (s.window < 1) s.window = s.n_stages > TEAMS;
   return s;
+}
+
+static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const kr_mamba_decode_args *a) {
+  const kr_decode_params p = kr_mamba_decode_describe(a);
+  return kr_stream_params_of(ctx, &p);
 }
 
 /* Rows follow one another without gaps: bulk copies take several. */
@@ -108,16 +116,17 @@ const char *kr_mamba_decode_streamed_refuse(const krait_ctx *ctx, const void *ar
   if (!lies_dense(a)) return "gaps between rows of a weight, or scales not aligned to 16 bytes";
   const kr_stream_params s = mamba_decode_hopper_plan_of(ctx, a);
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors,
-                most = KR_STREAM_WORKERS * (s.p.is_second ? KR_STREAM_Y_PAIRS : KR_STREAM_U_PAIRS);
+                most = KR_STREAM_WORKERS * (s.p.kind == KR_DECODE_MAMBA2 ? KR_STREAM_Y_PAIRS : KR_STREAM_U_PAIRS);
   if (blocks * s.channel_pairs > most || blocks * s.stream_pairs > KR_STREAM_WORKERS * KR_STREAM_STREAM_PAIRS)
     return "too many blocks";
   return s.window > 0 ? NULL : "a block's memory does not hold its ring";
 }
 
-/* The words' buffers; returns their size. */
-static uint64_t lay_out_mamba_decode_hopper(kr_stream_params *s, int64_t blocks, char *scratch) {
-  const uint64_t sizes[] = {16 * (uint64_t)(blocks * s->stream_pairs), 16 * (uint64_t)(blocks * s->channel_pairs),
-                            16 * (uint64_t)(blocks * s->channel_pairs), 8 * (uint64_t)s->p.n_columns};
+uint64_t kr_stream_lay_out_words(kr_stream_params *s, int64_t blocks, char *scratch) {
+  const uint64_t sizes[] = {
+      16 * (uint64_t)(blocks * s->stream_pairs), 16 * (uint64_t)(blocks * s->channel_pairs),
+      16 * (uint64_t)(blocks * s->channel_pairs),
+      s->p.kind == KR_DECODE_MAMBA3 ? 16 * (uint64_t)(blocks * s->column_pairs) : 8 * (uint64_t)s->p.n_columns};
   uint64_t **const to[] = {&s->stream_words, &s->u_words, &s->y_words, &s->column_words};
   uint64_t at = 0;
   for (int i = 0; i < 4; i++) {
@@ -129,7 +138,7 @@ static uint64_t lay_out_mamba_decode_hopper(kr_stream_params *s, int64_t blocks,
 
 uint64_t kr_mamba_decode_streamed_scratch(const krait_ctx *ctx, const void *args) {
   kr_stream_params s = mamba_decode_hopper_plan_of(ctx, args);
-  return lay_out_mamba_decode_hopper(&s, kr_cuda_info(ctx->cuda)->n_multiprocessors, NULL);
+  return kr_stream_lay_out_words(&s, kr_cuda_info(ctx->cuda)->n_multiprocessors, NULL);
 }
 
 int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
@@ -141,7 +150,7 @@ int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
   const kr_mamba_decode_args *a = args;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_stream_params s = mamba_decode_hopper_plan_of(ctx, a);
-  const uint64_t words = lay_out_mamba_decode_hopper(&s, blocks, a->call.scratch);
+  const uint64_t words = kr_stream_lay_out_words(&s, blocks, a->call.scratch);
   const kr_grid grid = {.x = (uint32_t)blocks,
                         .block = KR_STREAM_THREADS,
                         .shared_bytes = (uint32_t)s.at.end,
@@ -149,5 +158,5 @@ int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
                         .is_cooperative = 1};
   KR_TRY(kr_cuda_fill(ctx->cuda, a->call.scratch, 0, words, a->call.stream)); /* no word has a layer's tag */
   const kr_kernel *const kernels = s.p.in_proj.scales ? q8 : by_type[a->x.dtype == KRAIT_BF16];
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.is_second], &grid, &s, sizeof s);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.kind], &grid, &s, sizeof s);
 }

@@ -1,4 +1,5 @@
-/* mamba_decode_params.h: parameters of the mamba_decode kernel; host and device share the struct. */
+/* mamba_decode_params.h: parameters of the kernels of mamba_decode and mamba3_decode; host and device share the
+ * structs. */
 #ifndef KR_MAMBA_DECODE_PARAMS_H
 #define KR_MAMBA_DECODE_PARAMS_H
 
@@ -26,6 +27,9 @@ typedef struct kr_decode_state {
   int32_t is_float, reserved;
 } kr_decode_state;
 
+/* Of layers: kr_decode_params.kind. */
+enum { KR_DECODE_MAMBA, KR_DECODE_MAMBA2, KR_DECODE_MAMBA3 };
+
 typedef struct kr_decode_params {
   kr_decode_matrix in_proj, x_proj, dt_proj, out_proj;
   kr_decode_halves norm, conv, conv_bias, gate_norm;
@@ -35,8 +39,8 @@ typedef struct kr_decode_params {
   float *out;
   const int32_t *slots;
   float eps;
-  int32_t n_layers, n_slots, width, inner, N, W, R, H, n_columns, is_second;
-  int32_t head_width; /* Mamba-2: channels per head */
+  int32_t n_layers, n_slots, width, inner, N, W, R, H, n_columns, kind;
+  int32_t head_width; /* channels per head; Mamba: 1 */
 } kr_decode_params;
 
 #endif

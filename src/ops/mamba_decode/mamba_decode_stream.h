@@ -1,4 +1,5 @@
-/* mamba_decode_stream.h: parameters of the Hopper kernel of mamba_decode; host and device share the struct. */
+/* mamba_decode_stream.h: parameters of the Hopper kernels of mamba_decode and mamba3_decode; host and device share the
+ * structs. */
 #ifndef KR_MAMBA_DECODE_STREAM_H
 #define KR_MAMBA_DECODE_STREAM_H
 
@@ -19,8 +20,17 @@ enum {
   KR_STREAM_MOST_CHANNELS = 48, /* of a block */
   KR_STREAM_STREAM_PAIRS = 3,   /* most pairs of words a thread gathers */
   KR_STREAM_U_PAIRS = 4,
-  KR_STREAM_Y_PAIRS = 6 /* Mamba-2's y; Mamba's: as u */
+  KR_STREAM_Y_PAIRS = 6,      /* Mamba-2's y; others': as u */
+  KR_STREAM_COLUMN_PAIRS = 1, /* Mamba-3's columns */
+  KR_STREAM_HEADS = 2,        /* most heads of a block's channels, Mamba-3 */
+  KR_STREAM_MOST_N = 128      /* states of a channel of a head */
 };
+
+/* What a head of Mamba-3 advances its states by and reads them with; zeros from N on. */
+typedef struct kr_stream_head {
+  float last[KR_STREAM_MOST_N], key[KR_STREAM_MOST_N], query[KR_STREAM_MOST_N]; /* last, key: with beta, gamma */
+  float alpha[4];                                                               /* the first one */
+} kr_stream_head;
 
 /* Where in a block's shared memory things lie, in bytes; the ring is at 0. */
 typedef struct kr_stream_places {
@@ -33,6 +43,7 @@ typedef struct kr_stream_places {
   int32_t residual;                       /* the block's part of the stream of layers */
   int32_t x, y;                           /* of the block's channels: u, the scan's output */
   int32_t full, empty, dt_full;           /* barriers of stages; of dt_rows */
+  int32_t heads;                          /* kr_stream_head */
   int32_t end;
 } kr_stream_places;
 
@@ -48,6 +59,7 @@ typedef struct kr_stream_params {
   uint64_t *stream_words, *u_words, *y_words, *column_words;
   int32_t stream_pairs, channel_pairs; /* pairs of words a block sends; 2^16 over that, rounded up */
   int32_t over_stream_pairs, over_channel_pairs;
+  int32_t column_pairs, over_column_pairs; /* Mamba-3 */
   uint32_t over_head_width;      /* 2^32 over a head's channels, rounded up: no division */
   int32_t stage_bytes, n_stages; /* the ring */
   int32_t window;                /* stages under way at most */
