@@ -97,14 +97,13 @@ static krait_ctx *open_ctx(void) {
   return ctx;
 }
 
-static int is_of_few_rows(const kr_op *op) {
-  return strcmp(op->name, "gemm_q8") == 0 || strcmp(op->name, "norm_gemm") == 0;
-}
-
+static int is_of_few_rows(const kr_op *op) { return !strcmp(op->name, "gemm_q8") || !strcmp(op->name, "norm_gemm"); }
+/* All layers in one launch, whose blocks wait for each other. */
+static int is_of_layers(const kr_op *op) { return strstr(op->name, "mamba") && strstr(op->name, "_decode"); }
 static int is_step(const kr_op *op) { return strcmp(op->name, "attention_step") == 0; }
 
 static const char *row_of(const kr_op *op) {
-  return strcmp(op->name, "mamba_decode") == 0 ? "hopper_streamed"
+  return is_of_layers(op)       ? "hopper_streamed"
          : is_of_few_rows(op)                  ? "ampere_few_rows"
          : is_step(op)                         ? "cuda_hopper"
          : strcmp(op->name, "expert_step") == 0 ? "cuda_ampere"
@@ -164,7 +163,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
     if (strncmp(op->name, "ssd", 3) == 0 && order == 2)
       n_multiprocessors = (int[]){
           16, 3}[seed & 1]; /* time is split if units are fewer than multiprocessors; else states are handed over */
-    if (strncmp(op->name, "mamba3", 6) == 0) n_multiprocessors = order == 2 ? 1 : 3; /* few heads suffice then */
+    if (!takes_together && !strncmp(op->name, "mamba3", 6)) n_multiprocessors = order == 2 ? 1 : 3; /* heads suffice */
     if (strncmp(op->name, "attention", 9) == 0)
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
     capability = is_least && !order ? OLD : newest;
@@ -234,7 +233,7 @@ static void agrees_with_the_reference(void **state) {
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
             is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
   const char *const *rows = strcmp(op->name, "gemm") == 0             ? products
-                            : strcmp(op->name, "mamba_decode") == 0   ? decode
+                            : is_of_layers(op)                        ? decode
                             : is_of_few_rows(op)                      ? few
                             : is_step(op)                             ? direct
                             : strcmp(op->name, "rnn_pair") == 0       ? pairs
@@ -294,7 +293,7 @@ static void a_barrier_taken_out_is_missed(void **state) {
   const kr_op *op = *state;
   int64_t n_caught = 0, n_before = kr_emulated_skipped();
   if (!kr_cuda_built_tiers() || !has_row(op) || is_composed(op) || percent < 100) skip();
-  if (strcmp(op->name, "mamba_decode") == 0) skip(); /* its blocks would wait for ever */
+  if (is_of_layers(op)) skip(); /* its blocks would wait for ever */
   krait_ctx *ctx = open_ctx();
   for (int64_t barrier = 0; barrier < 4 && !n_caught && (!barrier || kr_emulated_skipped() > n_before); barrier++)
     for (int order = 0; order < 2 && !n_caught; order++) {

@@ -188,6 +188,7 @@ static void fill(const char *op, unsigned char *args) {
         if (sig->tensors[i].tensor_class == KR_CLASS_INDEX) v->dtype = KRAIT_I32;
       }
     if (!strcmp(op, "mamba3_raw_step")) ((kr_mamba3_raw_step_args *)args)->M = 1; /* pairs */
+    if (!strcmp(op, "mamba3_decode")) ((kr_mamba3_decode_args *)args)->M = 1;
     kr_mamba3_inner_args *const block = (kr_mamba3_inner_args *)args; /* its gradient's have the same prefix */
     if (!strncmp(op, "mamba3_inner", 12)) block->M = block->R = 1, block->S = 0;
   }

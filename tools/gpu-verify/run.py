@@ -216,7 +216,7 @@ def check_pytest():
 
 
 CHECKOPS = ("ssd ssd_bwd gemm attention_bwd gated_norm_bwd mamba_inner mamba_inner_bwd mamba2_inner norm_gemm dt_state_update state_update gated_norm to_polar from_polar transform attention attention_step gemm_q8 gemm_q4k "
-            "mamba3 mamba3_bwd mamba3_step mamba3_decay mamba3_decay_bwd mamba3_inner mamba3_inner_bwd mamba3_raw_step conv3d group_norm expert_gemm expert_step gated_delta_rule gated_delta_update dense_block conv_norm map_product rnn_bwd selective_scan selective_scan_bwd "
+            "mamba3 mamba3_bwd mamba3_step mamba3_decay mamba3_decay_bwd mamba3_inner mamba3_inner_bwd mamba3_raw_step mamba3_decode conv3d group_norm expert_gemm expert_step gated_delta_rule gated_delta_update dense_block conv_norm map_product rnn_bwd selective_scan selective_scan_bwd "
             "mamba2_inner_bwd pointwise cross_entropy cross_entropy_bwd").split()
 
 

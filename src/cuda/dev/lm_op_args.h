@@ -103,4 +103,26 @@ typedef struct kr_mamba3_raw_step_args {
   kr_view out;                 /* (B,H,P) */
 } kr_mamba3_raw_step_args;
 
+/* ==== mamba3_decode (a token through all layers of a Mamba-3 model) ========================================
+ * Of one rank and group, without norms behind the scan and MLPs. h = x at first and is out at the end; a layer is
+ * columns = in_proj (h / rms(h) norm_weight), with eps, y = mamba3_raw_step of columns z, x, B, C, dt, A, trap, angles
+ * with its eps 1e-5, h += out_proj y. KRAIT_MAMBA3_SOFTPLUS_A as there. */
+typedef struct kr_mamba3_decode_args {
+  kr_call call;
+  int64_t B, Y, D, H, P, N, M, n_states;
+  float eps, A_floor;
+  kr_view x;                   /* (B,D) */
+  kr_view norm_weight;         /* (Y,D) */
+  kr_view in_proj;             /* (Y,2HP+2N+3H+M,D) */
+  kr_view BC_norm;             /* (Y,2N) float32 */
+  kr_view B_bias, C_bias;      /* (Y,H,N) float32 */
+  kr_view dt_bias, Dvec;       /* (Y,H) float32 */
+  kr_view out_proj;            /* (Y,D,HP) */
+  kr_view angle_state;         /* (Y,n_states,H,M) float32 */
+  kr_view ssm_state;           /* (Y,n_states,HP,N) */
+  kr_view B_state, x_state;    /* (Y,n_states,H,N), (Y,n_states,H,P) float32 */
+  kr_view state_batch_indices; /* (B) int32, different ones, or absent; a negative one gives out x and no write */
+  kr_view out;                 /* (B,D) float32 */
+} kr_mamba3_decode_args;
+
 #endif

@@ -6,6 +6,8 @@
 #include "lm_builder.h"
 
 enum { KR_MAMBA_CONV, KR_MAMBA_SSM }; /* states: (channels, W - 1), (H, P, N) */
+/* Of Mamba-3: (H, M), (H, P, N), (R, H, N), (H, P). */
+enum { KR_MAMBA3_ANGLE, KR_MAMBA3_SSM, KR_MAMBA3_KEY, KR_MAMBA3_VALUE };
 
 typedef struct kr_lm_mamba_weights {
   kr_weight_ref in_proj, in_proj_bias, conv, conv_bias; /* (rows, d); (channels, 1, W) */
@@ -36,7 +38,19 @@ static inline kr_tensor kr_mamba_out(const kr_lm_builder *b, const kr_lm_block *
   return result_of(b, block, "out_proj", y, .w = &w->out_proj, .bias = &w->out_proj_bias, .N = s->d, .K = s->Di);
 }
 
-/* kr_lm_block_kind.can_fuse, record_fused (block_mamba_fused.c) */
+/* ---- all layers of a step as one call (block_mamba_fused.c, block_mamba3_fused.c) ---- */
+
+enum { KR_LAYERED_DATA, KR_LAYERED_WORDS, KR_LAYERED_SCALES };
+#define KR_LAYERED_NORM ((size_t)-1)
+/* Tensors of one kind as (layers, ...), by their offset in the mixer's weights (the block's norm's: KR_LAYERED_NORM):
+ * their addresses must be equally spaced, or *fits becomes 0. dims: of one layer. Absent if a layer's is. */
+kr_view kr_lm_layered(const kr_lm_config *c, size_t offset, int which, kr_dims dims, int *fits);
+/* As an input of the graph; absent if v is. */
+kr_view kr_lm_record_layered(const kr_token_builder *r, const char *name, const kr_view *v, kr_dims dims);
+
+/* kr_lm_block_kind.can_fuse, record_fused */
+int kr_mamba3_can_fuse(const kr_lm_builder *b);
+kr_tensor kr_mamba3_record_fused(kr_lm_builder *b, kr_tensor x);
 int kr_mamba_can_fuse(const kr_lm_builder *b);
 kr_tensor kr_mamba_record_fused(kr_lm_builder *b, kr_tensor x);
 

@@ -2,6 +2,7 @@
  * mimo_o, D, gate_norm, out_proj. in_proj's rows are z, x, B, C (by rank, then group), dt, A, trap, angles. */
 #include "alloc.h"
 #include "block_given.h"
+#include "block_mamba.h"
 #include "ctx.h"
 #include "lm_blocks.h"
 #include "lm_builder.h"
@@ -10,8 +11,6 @@
 #include "status.h"
 
 typedef kr_lm_given_mamba3 mamba3_weights;
-
-enum { ANGLE_STATE, SSM_STATE, KEY_STATE, VALUE_STATE };
 
 static int64_t inner_of_mamba3(const kr_lm_mamba3_sizes *s) { return s->H * s->P; }
 static int64_t vectors_of_mamba3(const kr_lm_mamba3_sizes *s) { return s->R * s->G * s->N; } /* columns of B, of C */
@@ -22,10 +21,10 @@ static int64_t columns_of_mamba3(const kr_lm_mamba3_sizes *s) {
 /* All in float32, since they are read again by every token; angles are modulo 2 pi. */
 static int32_t list_mamba3_states(const kr_lm_block *block, kr_lm_state *states) {
   const kr_lm_mamba3_sizes *s = block->sizes;
-  states[ANGLE_STATE] = (kr_lm_state){.name = "angle", .n_dims = 2, .size = {s->H, s->M}};
-  states[SSM_STATE] = (kr_lm_state){.name = "ssm", .is_narrowable = 1, .n_dims = 3, .size = {s->H, s->P, s->N}};
-  states[KEY_STATE] = (kr_lm_state){.name = "k", .n_dims = 3, .size = {s->R, s->H, s->N}};
-  states[VALUE_STATE] = (kr_lm_state){.name = "v", .n_dims = 2, .size = {s->H, s->P}};
+  states[KR_MAMBA3_ANGLE] = (kr_lm_state){.name = "angle", .n_dims = 2, .size = {s->H, s->M}};
+  states[KR_MAMBA3_SSM] = (kr_lm_state){.name = "ssm", .is_narrowable = 1, .n_dims = 3, .size = {s->H, s->P, s->N}};
+  states[KR_MAMBA3_KEY] = (kr_lm_state){.name = "k", .n_dims = 3, .size = {s->R, s->H, s->N}};
+  states[KR_MAMBA3_VALUE] = (kr_lm_state){.name = "v", .n_dims = 2, .size = {s->H, s->P}};
   return 4;
 }
 
@@ -156,10 +155,10 @@ static void step_mamba3(const kr_lm_builder *b, const kr_lm_block *block, const 
   const kr_dims heads = KR_DIMS(r->rows, s->H, s->P), vectors = KR_DIMS(r->rows, s->R * s->G, s->N);
   kr_graph_call(r->g, "scan", &kr_op_mamba3_step,
                 &(kr_mamba3_step_args){MAMBA3_WEIGHTS(r, s, w),
-                                       .angle_state = view(r, kr_lm_state_of(b, block, ANGLE_STATE)),
-                                       .state = view(r, kr_lm_state_of(b, block, SSM_STATE)),
-                                       .B_state = view(r, kr_lm_state_of(b, block, KEY_STATE)),
-                                       .x_state = view(r, kr_lm_state_of(b, block, VALUE_STATE)),
+                                       .angle_state = view(r, kr_lm_state_of(b, block, KR_MAMBA3_ANGLE)),
+                                       .state = view(r, kr_lm_state_of(b, block, KR_MAMBA3_SSM)),
+                                       .B_state = view(r, kr_lm_state_of(b, block, KR_MAMBA3_KEY)),
+                                       .x_state = view(r, kr_lm_state_of(b, block, KR_MAMBA3_VALUE)),
                                        .x = view_as(r, t->x, heads),
                                        .log_decay = view(r, t->log_decay),
                                        .dt = view(r, t->dt),
@@ -193,15 +192,15 @@ static void scan_mamba3(kr_lm_builder *b, const kr_lm_block *block, const mamba3
                                   .angles = for_all_heads(r, t->angles, KR_DIMS(1, r->rows, 1, s->M),
                                                           KR_DIMS(1, r->rows, s->H, s->M)),
                                   .z = view_as(r, t->z, heads),
-                                  .initial_angles = view(r, before[ANGLE_STATE]),
-                                  .initial_states = view(r, before[SSM_STATE]),
-                                  .initial_B = view(r, before[KEY_STATE]),
-                                  .initial_x = view(r, before[VALUE_STATE]),
+                                  .initial_angles = view(r, before[KR_MAMBA3_ANGLE]),
+                                  .initial_states = view(r, before[KR_MAMBA3_SSM]),
+                                  .initial_B = view(r, before[KR_MAMBA3_KEY]),
+                                  .initial_x = view(r, before[KR_MAMBA3_VALUE]),
                                   .out = view_as(r, t->y, heads),
-                                  .final_angles = view(r, after[ANGLE_STATE]),
-                                  .final_states = view(r, after[SSM_STATE]),
-                                  .final_B = view(r, after[KEY_STATE]),
-                                  .final_x = view(r, after[VALUE_STATE])});
+                                  .final_angles = view(r, after[KR_MAMBA3_ANGLE]),
+                                  .final_states = view(r, after[KR_MAMBA3_SSM]),
+                                  .final_B = view(r, after[KR_MAMBA3_KEY]),
+                                  .final_x = view(r, after[KR_MAMBA3_VALUE])});
   for (int k = 0; k < 4; k++) kr_lm_state_keep(b, block, k, after[k]);
 }
 
@@ -217,7 +216,7 @@ static kr_tensor raw_step_mamba3(const kr_lm_builder *b, const kr_lm_block *bloc
   const kr_token_builder *r = &b->rows;
   const int64_t V = vectors_of_mamba3(s), N = s->N;
   const kr_tensor y = new_rows(r, inner_of_mamba3(s)), norm = weight(r, "BC_norm", &w->BC_norm, 2 * V),
-                  keys = kr_lm_state_of(b, block, KEY_STATE);
+                  keys = kr_lm_state_of(b, block, KR_MAMBA3_KEY);
   const kr_dims heads = KR_DIMS(r->rows, s->H, s->P), groups = KR_DIMS(r->rows, s->G, N);
   kr_graph_call(
       r->g, "scan", &kr_op_mamba3_raw_step,
@@ -226,10 +225,10 @@ static kr_tensor raw_step_mamba3(const kr_lm_builder *b, const kr_lm_block *bloc
           .G = s->G,
           .eps = 1e-5f,
           .A_floor = (float)s->A_floor,
-          .angle_state = view(r, kr_lm_state_of(b, block, ANGLE_STATE)),
-          .state = view(r, kr_lm_state_of(b, block, SSM_STATE)),
+          .angle_state = view(r, kr_lm_state_of(b, block, KR_MAMBA3_ANGLE)),
+          .state = view(r, kr_lm_state_of(b, block, KR_MAMBA3_SSM)),
           .B_state = view_as(r, keys, KR_DIMS(kr_graph_dims(r->g, keys).size[0], s->H, N)),
-          .x_state = view(r, kr_lm_state_of(b, block, VALUE_STATE)),
+          .x_state = view(r, kr_lm_state_of(b, block, KR_MAMBA3_VALUE)),
           .arrivals = view(r, kr_graph_state(r->g, "arrivals", KRAIT_F32, KR_DIMS(r->rows, s->H))),
           .x = view_as(r, c->x, heads),
           .z = view_as(r, c->z, heads),
@@ -271,4 +270,6 @@ const kr_lm_block_kind kr_lm_mamba3 = {.name = "mamba3",
                                        .weights_bytes = sizeof(mamba3_weights),
                                        .load = load_mamba3,
                                        .list_states = list_mamba3_states,
-                                       .record = record_mamba3};
+                                       .record = record_mamba3,
+                                       .can_fuse = kr_mamba3_can_fuse,
+                                       .record_fused = kr_mamba3_record_fused};

@@ -11,10 +11,10 @@
  * counts itself when it has them, and the last of a head's replaces them. */
 #include "arrivals.cuh"
 #include "element.cuh"
+#include "mamba3_raw_step.cuh"
 #include "mamba3_raw_step_params.h"
 #include "overlap.cuh"
 #include "pack.cuh"
-#include "turns.cuh"
 
 enum { CHANNELS = 4 };
 
@@ -157,11 +157,6 @@ KR_DEV kr_float4 normed(const kr_mamba3_raw_step_params &p, const kr_float4 &v, 
   return to;
 }
 
-KR_DEV void turn_pair(kr_float4 &v, int k, const rotation &by) {
-  const float x = v.v[2 * k], y = v.v[2 * k + 1];
-  v.v[2 * k] = kr_fma(by.cosine, x, -(by.sine * y)), v.v[2 * k + 1] = kr_fma(by.sine, x, by.cosine * y);
-}
-
 /* What the states are advanced and read by. */
 typedef struct factors {
   kr_float4 k_last, k, q; /* k_last, k: with beta, gamma */
@@ -175,16 +170,10 @@ typedef struct token {
   float angle[2];
 } token;
 
-/* max(act(v), floor); NaN stays NaN. */
-KR_DEV float rate_of(const kr_mamba3_raw_step_args &a, float v) {
-  const float rate = a.call.flags & KRAIT_MAMBA3_SOFTPLUS_A ? kr_softplus(v) : v < 0.0f ? 1.0f / (1.0f - v) : 1.0f + v;
-  return rate < a.A_floor ? a.A_floor : rate;
-}
-
 KR_DEV token token_of(const kr_mamba3_raw_step_params &p, const place &at, const known &of, const columns &raw) {
   const float d = kr_softplus(element_value(raw.dt) + of.dt_bias), trap = element_value(raw.trap),
-              alpha = kr_exp(-rate_of(p.a, element_value(raw.A)) * d), beta = kr_sigmoid(-trap) * d * alpha,
-              gamma = kr_sigmoid(trap) * d;
+              alpha = kr_exp(-rate_of(p.a.call.flags, p.a.A_floor, element_value(raw.A)) * d),
+              beta = kr_sigmoid(-trap) * d * alpha, gamma = kr_sigmoid(trap) * d;
   token t;
   t.k = normed(p, four_of<KR_DTYPE>(raw.k), of.k_norm, of.k_bias);
   t.by.q = normed(p, four_of<KR_DTYPE>(raw.q), of.q_norm, of.q_bias);
