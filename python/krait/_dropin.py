@@ -40,10 +40,10 @@ def _version(name):
     return "%s+krait%s" % (PACKAGES[name][0], __version__)
 
 
-def _files(name):
-    """[(path in the wheel, bytes)] of one package."""
+def _files(name, without=()):
+    """[(path in the wheel, bytes)] of one package, except for some of its modules."""
     found = []
-    for module in PACKAGES[name][1]:
+    for module in [module for module in PACKAGES[name][1] if module not in without]:
         base = os.path.join(_FOLDER, module)
         paths = [base + ".py"] if os.path.isfile(base + ".py") else sorted(
             os.path.join(folder, file) for folder, _, files in os.walk(base) for file in files if file.endswith(".py"))
@@ -76,10 +76,10 @@ def write_archive(path, files, info, programs=()):
             archive.writestr(entry, data, compresslevel=9)
 
 
-def write_wheel(name, folder):
+def write_wheel(name, folder, without=()):
     info = "%s-%s.dist-info" % (name, _version(name))
     tags = "Wheel-Version: 1.0\nGenerator: krait %s\nRoot-Is-Purelib: true\nTag: py3-none-any\n" % __version__
-    files = _files(name) + [(info + "/METADATA", _metadata(name).encode()), (info + "/WHEEL", tags.encode())]
+    files = _files(name, without) + [(info + "/METADATA", _metadata(name).encode()), (info + "/WHEEL", tags.encode())]
     path = os.path.join(folder, "%s-%s-py3-none-any.whl" % (name, _version(name)))
     write_archive(path, files, info)
     return path
@@ -123,13 +123,13 @@ def explain(module):
 
 
 def _refusals(name):
-    """Why the drop-in must not be installed without --force: one sentence per module."""
-    found = []
+    """Why the drop-in must not be installed without --force: {module: one sentence}."""
+    found = {}
     for module in PACKAGES[name][1]:
         foreign = [path for path in _copies(module) if not _is_dropin(path)]
         error = _import_error(module) if foreign else None
         if foreign and error is None:
-            found.append("%s works and is not krait's; --force replaces it" % foreign[0])
+            found[module] = "%s works and is not krait's; --force replaces it" % foreign[0]
         elif foreign:
             print("krait: %s does not import and will be replaced (%s)" % (foreign[0], error))
     return found
@@ -158,12 +158,12 @@ def _torch_text():
         return "torch is installed"
 
 
-def _tell_installed(names):
+def _tell_installed(names, without=()):
     """Prints what was installed and what hides it -> 0, or 1 if Python imports another copy."""
     importlib.invalidate_caches()
     hidden = 0
     for name in names:
-        for module in PACKAGES[name][1]:
+        for module in [module for module in PACKAGES[name][1] if module not in without]:
             copies = _copies(module)
             print("krait: %s (%s %s): %s" % (module, name, _version(name), copies[0] if copies else "installed outside this Python's sys.path"))
             if copies and not _is_dropin(copies[0]):
@@ -174,17 +174,17 @@ def _tell_installed(names):
 
 
 def _install(names, force, were_named=True):
-    """Without force nothing that works is replaced: of packages that were named nothing is installed then, of all the others are."""
-    refusals = {} if force else {name: found for name in names for found in [_refusals(name)] if found}
-    for text in [text for found in refusals.values() for text in found]:
+    """Without force no module that works is replaced: of packages that were named nothing is installed then, of all the other modules are."""
+    refusals = {} if force else {module: text for name in names for module, text in _refusals(name).items()}
+    for text in refusals.values():
         print("krait: " + text, file=sys.stderr)
-    names = [name for name in names if name not in refusals]
+    names = [name for name in names if not all(module in refusals for module in PACKAGES[name][1])]
     if refusals and (were_named or not names):
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        wheels = [write_wheel(name, folder) for name in names]
+        wheels = [write_wheel(name, folder, refusals) for name in names]
         code = _pip("install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", *wheels)
-    return code or _tell_installed(names)
+    return code or _tell_installed(names, refusals)
 
 
 def _sweep(folder):

@@ -19,7 +19,8 @@ _CHECK_EVERY = 32    # steps between looks at a GPU's tokens for the end
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _OUR_LAYERS = (DecoderLayer, MambaLayer)
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_NUMBERS = ("eps", "variance_epsilon", "scaling", "attention_scaling", "head_dim", "time_step_limit", "dt_limit")  # of modules, by which they compute
+_NUMBERS = ("eps", "variance_epsilon", "scaling", "attention_scaling", "head_dim", "time_step_limit", "dt_limit", "A_floor", "A_activation", "activation",
+            "layer_idx")  # of modules, by which they compute
 _MOST_SHARED = 1024  # sequences of the library's graphs
 _STREAMED = 2560     # the width of models of which Hopper takes all layers of a step of one sequence in one call, in 16 bits
 

@@ -45,6 +45,8 @@ def why_not(model):
         return why
     if len({(tuple(sizes_of(b).values()), b.mixer.A_floor, b.mixer.A_activation, b.mixer.is_outproj_norm, b.mixer.is_mimo) for b in blocks}) != 1:
         return "its layers differ"
+    if len({b.mixer.layer_idx for b in blocks} - {None}) != len(blocks):
+        return "its layers share numbers or have none"
     norms = [n for b in blocks for n in (b.mixer.B_norm, b.mixer.C_norm, *([b.mixer.norm] if first.is_outproj_norm else []))]
     if any(eps_of(n) != _EPS for n in norms) or len({eps_of(n) for n in (model.backbone.norm_f, *[n for b in blocks for n in _norms_of(b)])}) != 1:
         return "its norms differ"
@@ -79,7 +81,7 @@ class _Runs:
         model, blocks = decoder.model, decoder.blocks
         mixer, embedding = blocks[0].mixer, decoder.weight
         layers = [{**_large_of(b), **small} for b, small in zip(blocks, decoder.small.layers)]
-        self._model = model
+        self._model, self._numbers = model, [b.mixer.layer_idx for b in blocks]  # layers may have been taken out or moved
         self._lm = SharedMamba3LM(layers, embedding, model.lm_head.weight, model.backbone.norm_f.weight, eps_of(model.backbone.norm_f), sizes_of(blocks[0]),
                                   mixer.A_activation == "softplus", mixer.A_floor, batch)
         self.step, self.likeliest = self._lm.step, self._lm.likeliest
@@ -87,7 +89,7 @@ class _Runs:
     def prefill(self, ids):
         if len(ids) == 1:
             return self._lm.prefill(ids[0])
-        cache = dict(enumerate(self._lm.states))
+        cache = dict(zip(self._numbers, self._lm.states))
         params = InferenceParams(max_seqlen=ids.shape[1], max_batch_size=len(ids), key_value_memory_dict=cache)
         return self._model(ids, inference_params=params, num_last_tokens=1).logits.squeeze(1).float()
 

@@ -306,7 +306,8 @@ static const char *pinned(const doc *d, const char *package, const char *version
 /* krait's drop-in is installed under the package's name: nothing of upstream's is put over it. */
 static const char *own_install(const doc *d, const char *package) {
   const doc_package *p = *package ? doc_find_package(d, package) : NULL;
-  return p && strstr(p->version, "+krait") ? "python3 -m krait dropin on --force" : "";
+  return p && strstr(p->version, "+krait") ? kr_arena_print(d->arena, "python3 -m krait dropin on %s --force", package)
+                                            : "";
 }
 
 static const char *build(const doc *d, const char *package, const char *version, int is_forced) {

@@ -320,14 +320,11 @@ static int fill_amd(const doc *d, const doc_hit *hit, kr_list *keys, const char 
   return 1;
 }
 
-static int fill_mac(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
-  const doc_table_line *row = doc_package_row(d, *package);
-  const int is_ours = row && strcmp(row->column[5], "yes") == 0;
+static int fill_mac(const doc *d, const doc_hit *hit, const char **package) {
   if (!d->log.is_mac || (strstr(hit->line, "File \"") && !strstr(hit->line, "rror"))) return 0;
   for (size_t i = 0; i < d->log.hits.n; i++)
     if (strcmp(KR_AT(d->log.hits, doc_hit, i)->rule->id, "S01") == 0) return 0;
   if (strcmp(*package, "torch") == 0) *package = "";
-  if (is_ours && !*row->column[8]) put_words(d, keys, "mac_install", "python3 -m krait dropin on --force");
   return 1;
 }
 
@@ -552,7 +549,7 @@ int doc_fill_words(const doc *d, const doc_hit *hit, kr_list *keys, const char *
     put_words(d, keys, "wsl_fix", "wsl --update && wsl --shutdown");
   }
   if (is_for_words(hit, "D02")) return fill_no_driver(d, hit, keys);
-  if (is_for_words(hit, "D14")) return fill_mac(d, hit, keys, package);
+  if (is_for_words(hit, "D14")) return fill_mac(d, hit, package);
   if (is_for_words(hit, "P08")) return fill_slow(d, keys, package);
   if (is_for_words(hit, "P10")) return fill_companion(d, hit, keys, *package);
   if (is_for_words(hit, "L09")) return is_library_of_cudnn(d, hit);

@@ -558,7 +558,7 @@ def pins_before_any_download(doctor, folder):
     a = doctor(folder / "requirements.txt", "--gpu", "RTX 5090", "--root", folder)
     said = {f["explain"].split(" holds")[0]: f for f in a["findings"]}
     assert set(said) == {"flash-attn 2.7.4", "causal-conv1d 1.5.2"}, a["findings"]
-    assert said["flash-attn 2.7.4"]["fix"][0] == 'pip install "torch==2.8.0" --index-url https://download.pytorch.org/whl/cu129 && pip install --no-build-isolation "flash-attn==2.8.3.post2" "causal-conv1d==1.7.0" "mamba-ssm==2.3.2.post1"', said["flash-attn 2.7.4"]["fix"]
+    assert said["flash-attn 2.7.4"]["fix"] == ['pip install "torch==2.8.0" --index-url https://download.pytorch.org/whl/cu129 && pip install --no-build-isolation "flash-attn==2.8.3.post2" "causal-conv1d==1.7.0" "mamba-ssm==2.3.2.post1"', "or krait's own flash-attn, which needs no build and runs on every GPU and CPU: python -m krait dropin on flash-attn --force"], said["flash-attn 2.7.4"]["fix"]
     assert "krait's own causal-conv1d" in said["causal-conv1d 1.5.2"]["fix"][1]
     assert "line 2" in said["flash-attn 2.7.4"]["evidence"][0] and a["exit"] == 1
     (folder / "pyproject.toml").write_text('[project]\ndependencies = [\n  "torch==2.2.0",\n  "mamba-ssm[x]==2.3.0; python_version > \'3\'",\n]\n')

@@ -267,8 +267,6 @@ static const rule rules[] = {
     {"mamba3", AT(mamba3, N), SIZE, 5, SHAPE, "N is 5, must be even", 0},
     {"mamba3_bwd", AT(mamba3_bwd, N), SIZE, 3, SHAPE, "N is 3, must be even", 0},
     {"mamba3_step", AT(mamba3_step, N), SIZE, 3, SHAPE, "N is 3, must be even", 0},
-    {"mamba3", AT(mamba3, R), SIZE, 65, SHAPE, "R is 65, must be at most 64", 0},
-    {"mamba3", AT(mamba3, M), SIZE, 2, SHAPE, "N is 2, must be at least 4", 0},
     LEAST(ssd, B, 0), LEAST(ssd, L, 0),
     LEAST(ssd, H, 1), LEAST(ssd, P, 1),
     LEAST(ssd, N, 1), LEAST(ssd, G, 1),

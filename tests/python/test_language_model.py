@@ -151,6 +151,22 @@ def test_recorded_generation_reads_weights_as_they_are(device, layer):
     check()
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_mamba3_models_that_were_changed(device, batch):
+    """Layers taken out or moved keep their numbers; how layers compute may change after the first text."""
+    ids = torch.randint(0, 43, (batch, 9), device=device)
+
+    def scores(m, **how):
+        return torch.stack(m.generate(ids, 30, output_scores=True, return_dict_in_generate=True, **how).scores)
+    m = plain("Mamba3 ranks", device, n_layer=4)
+    m.backbone.layers = torch.nn.ModuleList([m.backbone.layers[i] for i in (3, 1, 2)])
+    assert is_recorded(m, batch)
+    for name, value in ((None, None), ("A_floor", 3.0), ("A_activation", "softplus"), ("activation", torch.nn.functional.gelu)):
+        for block in m.backbone.layers if name else ():
+            setattr(block.mlp if name == "activation" else block.mixer, name, value)
+        refs.close(scores(m, cg=True), scores(m), (1e-3, 1e-3))
+
+
 @pytest.mark.parametrize("layer, decoder", [("Mamba1", Decoder), ("Mamba3", Mamba3Decoder)])
 def test_prompts_that_are_read_ahead(monkeypatch, layer, decoder):
     """As on a GPU, where they are read while the model is looked at."""

@@ -253,15 +253,17 @@ def test_shadowing_copies(tmp_path, monkeypatch, capfd):
 
 def test_what_works_stays(tmp_path, monkeypatch, capfd):
     """Without names and --force a working copy stays, and the other drop-ins are installed."""
-    (tmp_path / "flash_attn").mkdir()
-    (tmp_path / "flash_attn" / "__init__.py").write_text("'upstream's'\n")
+    for name in ("causal_conv1d", "causal_conv1d_cuda"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("'upstream's'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_dropin, "_import_error", lambda module: None)
-    wheels = []
-    monkeypatch.setattr(_dropin, "_pip", lambda *arguments: wheels.extend(a for a in arguments if a.endswith(".whl")) or 0)
+    wheels, inside = [], []
+    monkeypatch.setattr(_dropin, "_pip", lambda *arguments: [(wheels.append(a), inside.extend(zipfile.ZipFile(a).namelist())) for a in arguments if a.endswith(".whl")] and 0)
     options = argparse.Namespace(action="on", packages=[], force=False)
-    assert _dropin.run(options) == 0 and "flash_attn works and is not krait's; --force" in capfd.readouterr().err
-    assert sorted(os.path.basename(path).split("-")[0] for path in wheels) == ["causal_conv1d", "fla_core", "krait_kernels", "mamba_ssm"]
+    assert _dropin.run(options) == 0 and "causal_conv1d works and is not krait's; --force" in capfd.readouterr().err
+    assert sorted(os.path.basename(path).split("-")[0] for path in wheels) == ["fla_core", "flash_attn", "krait_kernels", "mamba_ssm"]
+    assert "flash_attn_2_cuda.py" in inside and "causal_conv1d_cuda.py" not in inside  # flash_attn imports the one; the other is upstream's
 
 
 def test_a_compiled_module_hides_a_source(tmp_path, monkeypatch):

@@ -44,7 +44,6 @@ class _Losses(torch.autograd.Function):
         logits, labels, *kept = ctx.saved_tensors
         smoothing, scale, in_place = ctx.options
         dlogits = logits if in_place else torch.empty_like(logits)
-        dlosses, dlse = [None if d is None else d.resolve_neg() for d in (dlosses, dlse)]
         call = ctx.call.follower(_BACKWARD, (in_place, dlosses is not None and dlosses.stride(), dlse is not None and dlse.stride()))
         tensors = (logits, labels, *kept, dlosses, dlse, dlogits)
         if call.words is None:

@@ -122,7 +122,6 @@ class _Plan:
 
     def ask(self, w, columns, BC, dt, log_decay, kept, y):
         """Whether this scan keeps something where it runs."""
-        self.is_asked = True
         sizes = [self.inner, self.inner, 2 * self.vectors + 2 * self.heads, self.heads, self.pairs]
         z, x, _, trap, angles = columns.split(sizes, dim=2)
         z, x, y = [t.unflatten(2, (self.heads, -1)) for t in (z, x, y)]
@@ -138,9 +137,12 @@ class _Plan:
             return (None,) * 4
         single = {"dtype": torch.float32}
         kept = columns.new_empty(*self.shape, 2 * self.vectors), *[columns.new_empty(*self.shape, self.heads, **single) for _ in "dl"]
-        of_scan = columns.new_empty(self.shape[0], self.heads, self.n_kept, **single) if self.n_kept else None
-        if self.n_kept and not self.is_asked and not self.ask(w, columns, *kept, of_scan, y):
-            self.n_kept, of_scan = 0, None
+        is_asked, n = self.is_asked, self.n_kept  # in this order, as another thread may be asking: the answer is there before is_asked
+        of_scan = columns.new_empty(self.shape[0], self.heads, n, **single) if n else None
+        if n and not is_asked:
+            if not self.ask(w, columns, *kept, of_scan, y):
+                self.n_kept, of_scan = 0, None
+            self.is_asked = True
         return *kept, of_scan
 
 

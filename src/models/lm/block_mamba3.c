@@ -204,10 +204,11 @@ static void scan_mamba3(kr_lm_builder *b, const kr_lm_block *block, const mamba3
   for (int k = 0; k < 4; k++) kr_lm_state_keep(b, block, k, after[k]);
 }
 
-/* On a GPU one kernel makes a token's rows and advances the states: launches are what a small model's step takes. */
+/* On a GPU one kernel makes a token's rows and advances the states: launches are what a small model's step takes. It
+ * takes states in aligned groups of four, and those of a layer lie behind its angles. */
 static int has_raw_step(const kr_lm_builder *b, const kr_lm_mamba3_sizes *s) {
   return b->run.is_step && b->rows.ctx->cuda && s->R == 1 && !s->is_mimo && !s->is_normed &&
-         kr_mamba3_raw_step_has(s->P, s->N);
+         s->H * s->M % 4 == 0 && kr_mamba3_raw_step_has(s->P, s->N);
 }
 
 static kr_tensor raw_step_mamba3(const kr_lm_builder *b, const kr_lm_block *block, const mamba3_columns *c) {

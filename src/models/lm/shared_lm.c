@@ -197,6 +197,9 @@ static int32_t take_mamba3_options(const krait_shared_lm_mamba3_options *given, 
   KR_TRY(check_each_size(sizes, sizeof sizes / sizeof *sizes));
   KR_CHECK(o->H % o->G == 0, KRAIT_ERR_ARGUMENT, "options: H %lld must be a multiple of G %lld", (long long)o->H,
            (long long)o->G);
+  KR_CHECK(o->N % 2 == 0, KRAIT_ERR_ARGUMENT, "options.N is %lld, must be even", (long long)o->N);
+  KR_CHECK(o->H * o->P <= MOST_SIZE && o->R * o->G <= MOST_SIZE / o->N, KRAIT_ERR_ARGUMENT,
+           "options: H P and R G N must be at most %d", MOST_SIZE);
   return KRAIT_OK;
 }
 

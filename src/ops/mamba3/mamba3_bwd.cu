@@ -553,7 +553,7 @@ KR_DEV int sum_later(const kr_mamba3_bwd_params &p, int b, int64_t unit, int m, 
 }
 
 template <int IS_PACK>
-KR_DEV void sum_behind(const kr_mamba3_bwd_params &p, float (*sums)[32], int *are_new) {
+KR_DEV void sum_behind(const kr_mamba3_bwd_params &p, float (*sums)[32], int (*are_new)[32]) {
   const kr_mamba3_params &f = p.f;
   const int64_t unit = kr_block_x(), each = (f.n_spans + WARPS - 1) / WARPS, warp = kr_thread() >> 5,
                 begin = warp * each, end = begin + each < f.n_spans ? begin + each : f.n_spans;
@@ -565,11 +565,10 @@ KR_DEV void sum_behind(const kr_mamba3_bwd_params &p, float (*sums)[32], int *ar
     finals kept = {-1, 0};
     if (!IS_PACK && p.crossing && m < f.M) kept.sum = sum_of_finals(p, unit, m, token_at(f, b, 0));
     if (m < f.M) is_new = sum_later<0, IS_PACK>(p, b, unit, m, begin, end, kept, sum);
-    sums[warp][lane] = sum;
-    if (lane == 0) are_new[warp] = is_new;
+    sums[warp][lane] = sum, are_new[warp][lane] = is_new;
     kr_sync();
     sum = 0;
-    for (int w = WARPS - 1; w > warp; w--) sum = are_new[w] ? sums[w][lane] : sum + sums[w][lane];
+    for (int w = WARPS - 1; w > warp; w--) sum = are_new[w][lane] ? sums[w][lane] : sum + sums[w][lane];
     if (m < f.M) sum_later<1, IS_PACK>(p, b, unit, m, begin, end, kept, sum);
   }
 }
@@ -577,7 +576,7 @@ KR_DEV void sum_behind(const kr_mamba3_bwd_params &p, float (*sums)[32], int *ar
 /* A block per head of a sequence: each warp has a part of the spans, a lane a pair. */
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_later(const kr_mamba3_bwd_params p) {
   KR_SHARED float sums[WARPS][32];
-  KR_SHARED int are_new[WARPS];
+  KR_SHARED int are_new[WARPS][32];
   if (p.f.cu_seqlens.data)
     sum_behind<1>(p, sums, are_new);
   else

@@ -319,9 +319,8 @@ static int32_t sum_crossing(const krait_ctx *ctx, const void *user, const kr_ssd
 
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {
   if (!g->p.f.B) return KRAIT_OK;
-  if (!g->p.f.n_rows) /* without tokens the states' gradients pass */
-    return g->p.f.is_walked ? KRAIT_OK : core->ssd_bwd.run(ctx, &g->ssd_bwd);
-  if (!core->ssd_bwd_made) return core->ssd_bwd.run(ctx, &g->ssd_bwd);
+  if (!g->p.f.n_rows || !core->ssd_bwd_made) /* also without tokens: the states' gradients pass */
+    return core->ssd_bwd.run(ctx, &g->ssd_bwd);
   const int leaves = leaves_states(g);
   const kr_ssd_maker maker = {.run = leaves ? make_dy : g->p.f.is_walked ? make_walked : NULL,
                               .user = g,

@@ -46,7 +46,9 @@ int kr_mamba3_walks(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_m
 }
 
 int kr_mamba3_keeps(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in) {
-  return kr_has(&in->z) && in->N > 64 && in->M > 0 && in->M <= KR_MAMBA3_INNER_M &&
+  kr_mamba3_params p = kr_mamba3_params_of(in, 0);
+  kr_mamba3_be_plain(&p, in->x.dtype), kr_mamba3_be_direct(core, &p);
+  return p.is_direct && kr_has(&in->z) && in->N > 64 && in->M > 0 && in->M <= KR_MAMBA3_INNER_M &&
          kr_cuda_info(ctx->cuda)->shared_bytes >= KR_MAMBA3_INNER_SHARED && kr_mamba3_walks(ctx, core, in);
 }
 

@@ -1,5 +1,7 @@
 """Token-by-token generation: prefill, decoding steps on cached states, sampling; recorded prompts and steps with cg."""
 
+import importlib.util
+import sys
 import time
 from dataclasses import dataclass
 from typing import Callable, Optional
@@ -153,7 +155,8 @@ def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, decoding
 
 
 _OF_TRANSFORMERS = ("GenerateDecoderOnlyOutput", "TextStreamer")
-__all__ = [name for name in globals() if not name.startswith("_")] + list(_OF_TRANSFORMERS)  # upstream has them here, and clients import a star
+_HAS_TRANSFORMERS = bool(sys.modules.get("transformers") or importlib.util.find_spec("transformers"))  # upstream needs it, krait does not
+__all__ = [name for name in globals() if not name.startswith("_")] + list(_OF_TRANSFORMERS if _HAS_TRANSFORMERS else ())  # clients import a star
 
 
 def __getattr__(name):
