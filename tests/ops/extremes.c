@@ -2,6 +2,7 @@
  * 2^31 apart, outputs that are inputs. KR_EMULATED: NaN alone, on the emulator's GPU: extremes LIBCUDA OPERATOR... */
 #define _GNU_SOURCE
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -86,18 +87,23 @@ static int may_meet_zeros(const kr_op *op, const kr_case_tensor *t) {
 }
 
 /* Where NaN beside a number is right: of a NaN in D padding has a part, or none; on a GPU it may reach more of its own
- * sequence in attention and convolutions (docs/NUMERICS.md), and a step of padding its own dB, 0 otherwise. A token's
- * own product C B in Mamba 3 is the same turned or not: of a NaN in one of two channels that turn together the other's
- * gradient may have a part, or none. */
+ * sequence (docs/NUMERICS.md): attention's out of a value, dq of a key, dv of dout, and a convolution's neighbours; and
+ * a step of padding its own dB, 0 otherwise. A token's own product C B in Mamba 3 is the same turned or not: of a NaN
+ * in one of two channels that turn together the other's gradient may have no part. */
 static int may_differ(const kr_op *op, const kr_impl *impl, const char *planted, const char *name, double got,
                       double want) {
+  static const char *const more[] = {"attention v out", "attention_bwd k dq", "attention_bwd dout dv"};
+  const int is_more = !isfinite(got) && isfinite(want);
+  char pair[64];
   if (strcmp(op->name, "ssd_bwd") == 0 && strcmp(planted, "Dvec") == 0) return want == 0; /* padding's dx */
   if (impl->needs & KRAIT_CAP_CPU) return 0;
-  if (strncmp(op->name, "attention", 9) == 0 || strncmp(op->name, "causal_conv1d", 13) == 0)
-    return !isfinite(got) && isfinite(want);
+  snprintf(pair, sizeof pair, "%s %s %s", op->name, planted, name);
+  for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+    if (strcmp(pair, more[i]) == 0) return is_more;
+  if (strncmp(op->name, "causal_conv1d", 13) == 0)
+    return is_more && (strcmp(name, "out") == 0 || strcmp(name, "dx") == 0);
   if (strcmp(op->name, "ssd_bwd") == 0) return strcmp(name, "dB") == 0 && strncmp(planted, "dt", 2) == 0 && want == 0;
-  return strcmp(op->name, "mamba3_bwd") == 0 &&
-         ((strcmp(name, "dC") == 0 && planted[0] == 'B') || (strcmp(name, "dB") == 0 && planted[0] == 'C'));
+  return isfinite(got) && (strcmp(pair, "mamba3_bwd Bmat dC") == 0 || strcmp(pair, "mamba3_bwd Cmat dB") == 0);
 }
 
 static void compare_kinds(kr_case *c, const kr_op *op, const kr_impl *impl, const char *planted, int64_t index) {
@@ -259,7 +265,9 @@ static void spoil_sequence(kr_case *c, int64_t sequence) {
   }
 }
 
+/* On a CPU the bits are the same. On a GPU heads with NaN go by other sums. */
 static void compare_others(kr_case *c, const kr_op *op, const kr_impl *impl, int64_t sequence, int64_t index) {
+  const double bound = impl->needs & KRAIT_CAP_CPU ? 0 : 0.01;
   for (int i = 0; i < c->n_tensors; i++) {
     const kr_case_tensor *t = &c->tensors[i];
     const layout at = layout_of(c, t);
@@ -269,7 +277,7 @@ static void compare_others(kr_case *c, const kr_op *op, const kr_impl *impl, int
     for (; w.n_left; kr_tensor_step(&w, t, &got)) {
       const int64_t owner = owner_of(c, &at, w.index);
       const double g = kr_tensor_part(&got, w.offset, 0), v = kr_tensor_part(&want, w.offset, 0);
-      if (owner >= 0 && owner != sequence && !(fabs(g - v) <= 0.1 * (1 + fabs(v))) && g != v)
+      if (owner >= 0 && owner != sequence && !(fabs(g - v) <= bound * (1 + fabs(v))) && g != v)
         fail_msg("%s, implementation %s, case %d: %s[%d,%d,%d,%d] is %g beside a sequence of NaN, %g beside one of "
                  "numbers", op->name, impl->name, (int)index, t->name, (int)w.index[0], (int)w.index[1],
                  (int)w.index[2], (int)w.index[3], g, v);
