@@ -199,7 +199,7 @@ def check_enhance():
 def check_pytest():
     stage = "tests/python -k cuda"
     n = max(1, min(9, (os.cpu_count() or 2) - 5))
-    begin = "test_ssd test_mamba2 test_mamba_block test_modules test_product test_norms test_mamba_inner test_training test_denoiser test_language_model test_selective_scan test_conv1d test_state_update test_attention test_compile test_low_level test_forks test_transformers test_package"
+    begin = "test_ssd test_mamba2 test_mamba3 test_mamba_block test_modules test_product test_norms test_mamba_inner test_training test_denoiser test_language_model test_cross_entropy test_selective_scan test_conv1d test_state_update test_attention test_compile test_low_level test_forks test_transformers test_package"
     files = ["tests/python/%s.py" % f for f in begin.split() if os.path.exists("%s/tests/python/%s.py" % (TREE, f))]
     more = os.environ.get("PYTEST_MORE", "").split()
     workers = ["-n", str(n), "--dist", "load"] if n > 1 else []
