@@ -250,8 +250,9 @@ static kr_mamba3_walk_params walk_of(const krait_ctx *ctx, const kr_mamba3_args 
 /* A call asks for what its gradient takes only where that is left. */
 static const char *refuse_kept(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a) {
   const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
-  return kr_has(&a->kept) && !(is_walk(ctx, core, a) && kr_mamba3_keeps(ctx, core, &in)) ? "kept, of which it leaves nothing"
-                                                                                 : NULL;
+  return kr_has(&a->kept) && !(is_walk(ctx, core, a) && kr_mamba3_keeps(ctx, core, &in))
+             ? "kept, of which it leaves nothing"
+             : NULL;
 }
 
 static int32_t run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a) {
